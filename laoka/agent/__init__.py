@@ -1,0 +1,1 @@
+"""What runs on a GPU host: sensors, incidents, alerts. Needs only the base install."""

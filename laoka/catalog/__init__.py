@@ -1,0 +1,1 @@
+"""Data with sources and dates (TOML) and their one typed loader; the messages in English and Chinese."""

@@ -1,0 +1,71 @@
+"""The laoka command itself: commands are imported only when called, so that --help stays fast."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from laoka import __version__
+from laoka.catalog.messages import LANGUAGES, Language, language
+
+# name -> (module, one line for --help). The module has a click command named `command`.
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+EXIT_FINE, EXIT_FINDINGS, EXIT_COULD_NOT_RUN = 0, 1, 2
+
+
+class CommandsOnDemand(click.Group):
+    """A click group that imports a command's module when it is run, not when the group is listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        try:
+            module = importlib.import_module(COMMANDS[cmd_name][0])
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("laoka"):
+                raise
+            raise click.ClickException(
+                f"laoka {cmd_name} needs {error.name}, which is not installed: pip install 'laoka[operator]'"
+            ) from None
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if COMMANDS:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+
+
+@click.group(
+    cls=CommandsOnDemand, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.option("--lang", type=click.Choice(LANGUAGES), help="Language of messages (default: from LANG).")
+@click.version_option(__version__, prog_name="laoka")
+@click.pass_context
+def cli(ctx: click.Context, lang: Language | None) -> None:
+    """From a bare board with second-hand Tesla V100 cards to an LLM endpoint that stays up.
+
+    Provision with pyinfra: pyinfra inventories/lab.py deploys/full.py
+    """
+    ctx.obj = language(lang)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    """Entry point: every expected error ends in one line on stderr and exit status 2."""
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_COULD_NOT_RUN)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else EXIT_FINE)

@@ -1,0 +1,1 @@
+"""Log signatures and the five-step chain from symptom to cause."""

@@ -1,0 +1,1 @@
+"""Our pyinfra facts, shaped like pyinfra's own."""

@@ -1,0 +1,1 @@
+"""Many host reports against one lock, and how they are shown."""

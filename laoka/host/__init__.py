@@ -1,0 +1,1 @@
+"""What a host is: the probe, the HostReport, and the collectors that fill it."""

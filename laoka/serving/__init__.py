@@ -1,0 +1,1 @@
+"""Client for a running model server: health by a real completion."""

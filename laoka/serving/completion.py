@@ -1,0 +1,1 @@
+"""A real completion from a model server, judged: the only proof that it is healthy."""
