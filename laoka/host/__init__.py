@@ -1,1 +1,1 @@
-"""What a host is: the probe, the HostReport, and the collectors that fill it."""
+"""What a host is: one probe (one round trip), HostReport, and its collectors."""
