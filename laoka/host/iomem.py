@@ -32,7 +32,7 @@ class MemoryRange:
 
 
 def read_iomem(text: str) -> Maybe[tuple[MemoryRange, ...]]:
-    """The ranges in file order. Unread when nothing is in it, or when the kernel hid the addresses (all zero: not root)."""
+    """The ranges in file order. Unread when there are none, or when all are zero: the kernel hides them from users."""
     ranges = tuple(
         MemoryRange(int(found[2], 16), int(found[3], 16), len(found[1]) // 2, found[4].strip())
         for line in text.splitlines()

@@ -242,9 +242,7 @@ _FALLEN_SPLIT = re.compile(
     rf"The NVIDIA GPU.*? ({_ADDR}) .*?\(PCI ID: (?:[0-9a-f]{{4}}:)?([0-9a-f]{{4}})\).*?fallen off the bus",
     re.IGNORECASE,
 )
-_RMINIT = re.compile(
-    rf"NVRM: (?:GPU ({_ADDR}):? )?.*?RmInitAdapter failed! \(0x([0-9a-f]+):0x([0-9a-f]+)", re.IGNORECASE
-)
+_RMINIT = re.compile(rf"NVRM: (?:GPU ({_ADDR}):? )?.*?RmInitAdapter failed! \(0x([0-9a-f]+):0x([0-9a-f]+)", re.IGNORECASE)
 _INVALID_BAR = re.compile(r"NVRM: BAR(\d) is (\d+)M @ 0x([0-9a-f]+) \(PCI:([0-9a-f:.]+)\)", re.IGNORECASE)
 _NO_SPACE = re.compile(
     rf"(?:({_ADDR}): )?(BAR \d+|bridge window|VF BAR \d+)"
@@ -257,9 +255,7 @@ _BAR = re.compile(
 )
 _DEVICE = re.compile(rf"pci ({_ADDR}): \[([0-9a-f]{{4}}):([0-9a-f]{{4}})\] type [0-9a-f]+ class (?:0x)?([0-9a-f]+)")
 _AER = re.compile(rf"({_ADDR}): (?:AER: )?PCIe Bus Error: severity=(\S+)( \([^)]*\))?,(?: type=([^,]*))?")
-_BANDWIDTH = re.compile(
-    rf"({_ADDR}): ([\d.]+) Gb/s available PCIe bandwidth, limited by (.+?) \(capable of (\d+(?:\.\d+)?) Gb/s"
-)
+_BANDWIDTH = re.compile(rf"({_ADDR}): ([\d.]+) Gb/s available PCIe bandwidth, limited by (.+?) \(capable of (\d+(?:\.\d+)?) Gb/s")
 _MISMATCH = re.compile(r"has the version ([\d.]+?),? but(?: this kernel module has)?.*?the version ([\d.]+?)\.(?:\s|$)")
 _IGNORED = re.compile(r"The NVIDIA (.+?) GPU\b.*?supported through the NVIDIA (\d+)\.")
 _IGNORED_BY = re.compile(r"The (\d+(?:\.\d+)+) NVIDIA driver will ignore")
@@ -378,9 +374,7 @@ def _kernel(line: LogLine) -> Iterator[Event]:
     elif found := _AER.search(text):
         address = normal(found[1])
         if address:
-            yield AerError(
-                address, _severity(found[2], found[3] or ""), (found[4] or "").strip(), line.time_s, line.clock
-            )
+            yield AerError(address, _severity(found[2], found[3] or ""), (found[4] or "").strip(), line.time_s, line.clock)
     elif found := _BANDWIDTH.search(text):
         address = normal(found[1])
         if address:

@@ -1,4 +1,4 @@
-"""PCI devices of a host: identity, BARs, bridge windows, link, errors; from sysfs, lspci, lshw or the kernel log alike."""
+"""PCI devices of a host: identity, BARs, bridge windows, link, errors; from sysfs, lspci, lshw or the kernel log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from laoka.host import pci_address
-from laoka.host.kernel_log import BarLine, DeviceLine, Event
+from laoka.host.kernel_log import BarLine, DeviceLine, Event, InvalidBar
 from laoka.host.unread import Maybe, Unread
 
 NVIDIA = 0x10DE
@@ -117,17 +117,13 @@ class PciDevice:
     @property
     def id_text(self) -> str:
         """`10de:1db6`, with ???? for what is not known."""
-        return ":".join(
-            "????" if isinstance(part, Unread) else f"{part:04x}" for part in (self.vendor_id, self.device_id)
-        )
+        return ":".join("????" if isinstance(part, Unread) else f"{part:04x}" for part in (self.vendor_id, self.device_id))
 
 
 # ---------------------------------------------------------------------------------------------------- sysfs
 
 _SYSFS = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/([a-z0-9_/]+):(.*)$")
-_LINK_LINE = re.compile(
-    r"(?:/sys/bus/pci/devices/)?([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(/driver)?(?: -> (\S+))?$"
-)
+_LINK_LINE = re.compile(r"(?:/sys/bus/pci/devices/)?([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(/driver)?(?: -> (\S+))?$")
 _CONFIG_LINE = re.compile(r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ((?: ?[0-9a-f]{2})+)$")
 
 
@@ -156,9 +152,7 @@ def read_sysfs(attributes: str, links: str = "", config: str = "") -> tuple[PciD
         if found := _CONFIG_LINE.match(line.strip()):
             bytes_of[found[1]] = bytes.fromhex(found[2])
     return tuple(
-        _sysfs_device(
-            address, files.get(address, {}), targets.get(address), drivers, bytes_of.get(address), bool(links)
-        )
+        _sysfs_device(address, files.get(address, {}), targets.get(address), drivers, bytes_of.get(address), bool(links))
         for address in sorted(set(files) | listed)
     )
 
@@ -297,10 +291,15 @@ _LSPCI_HEAD = re.compile(
 )
 _LSPCI_IDS = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]")
 _LSPCI_ASKED = re.compile(r"lspci .*-s (\S+)")
-_CLASS_BY_WORDS = {"3D controller": 0x030200, "VGA compatible controller": 0x030000, "PCI bridge": 0x060400}
+_CLASS_BY_WORDS = {
+    "3D controller": 0x030200,
+    "VGA compatible controller": 0x030000,
+    "PCI bridge": 0x060400,
+    "Host bridge": 0x060000,
+}
 _REGION = re.compile(
     r"(?:Region (?P<index>\d): )?Memory at (?P<start><\S+>|[0-9a-f]+) "
-    r"\((?P<width>32|64)-bit, (?P<non>non-)?prefetchable\)(?P<marks>(?: \[\w+\])*)(?: \[size=(?P<size>\d+)(?P<unit>[KMGT]?)\])?"
+    r"\((?P<width>32|64)-bit, (?P<non>non-)?prefetchable\)(?: \[\w+\])*(?: \[size=(?P<size>\d+)(?P<unit>[KMGT]?)\])?"
 )
 _BEHIND = re.compile(r"(Prefetchable m|M)emory behind bridge: (?:([0-9a-f]+)-([0-9a-f]+)|(\[disabled\]|None))(.*)$")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -342,11 +341,7 @@ def _lspci_head(head: re.Match[str]) -> PciDevice:
     return PciDevice(
         address,
         # NVIDIA's name in the vendor column comes from the vendor id; the card's own name is not trusted for its id.
-        vendor_id=int(ids[-1][0], 16)
-        if ids
-        else NVIDIA
-        if head["name"].startswith("NVIDIA Corporation")
-        else NOT_SHOWN,
+        vendor_id=int(ids[-1][0], 16) if ids else NVIDIA if head["name"].startswith("NVIDIA Corporation") else NOT_SHOWN,
         device_id=int(ids[-1][1], 16) if ids else Unread("lspci was not asked for ids (-nn)"),
         class_code=class_code,
         name=re.sub(r"\s*\(rev \w+\)$", "", head["name"]).strip(),
@@ -405,7 +400,7 @@ def read_lshw(text: str) -> tuple[PciDevice, ...]:
         if not address:
             continue
         ids = re.search(r"\[([0-9A-F]{4}):([0-9A-F]{4})\]", fields.get("product", ""), re.IGNORECASE)
-        ranges = [(int(a, 16), int(b, 16)) for a, b in re.findall(r"memory:([0-9a-f]+)-([0-9a-f]+)", block)]
+        ranges = [(int(a, 16), int(b, 16)) for a, b in re.findall(r"\bmemory:([0-9a-f]+)-([0-9a-f]+)", block)]
         bars, index = [], 0
         for start, end in ranges:
             # lshw prints no widths. NVIDIA's BAR0 is the one 32-bit BAR; those after it are 64-bit (two numbers each).
@@ -428,9 +423,13 @@ def read_lshw(text: str) -> tuple[PciDevice, ...]:
 
 
 def from_events(events: Iterable[Event]) -> tuple[PciDevice, ...]:
-    """Devices as the kernel log tells them: ids, and BARs where the last word on each counts."""
+    """Devices as the kernel log tells them: ids, and BARs where the last word on each counts.
+
+    A card that NVIDIA's driver complains about is NVIDIA's, also where the line with its ids is gone.
+    """
     ids: dict[str, DeviceLine] = {}
     bars: dict[str, dict[int, Bar]] = {}
+    refused: dict[str, None] = {}
     for event in events:
         if isinstance(event, DeviceLine):
             ids[event.address] = event
@@ -440,16 +439,29 @@ def from_events(events: Iterable[Event]) -> tuple[PciDevice, ...]:
             bars.setdefault(event.address, {})[event.bar] = Bar(
                 event.bar, event.start, size, event.is_64bit, event.prefetchable, state
             )
-    return tuple(
+        elif isinstance(event, InvalidBar):
+            refused[event.address] = None
+    found = [
         PciDevice(
             address,
             vendor_id=line.vendor_id,
             device_id=line.device_id,
             class_code=line.class_code,
-            bars=tuple(bars[address].values()) if address in bars else NOT_SHOWN,
+            bars=_placed(tuple(bars.get(address, {}).values())),
         )
         for address, line in ids.items()
-    )
+    ]
+    found += [PciDevice(address, vendor_id=NVIDIA, class_code=0x030000) for address in refused if address not in ids]
+    return tuple(found)
+
+
+def _placed(bars: tuple[Bar, ...]) -> Maybe[tuple[Bar, ...]]:
+    """BARs of a log; those that the firmware left at 0 may have got their address later, without a line about it."""
+    if not bars:
+        return NOT_SHOWN
+    if any(bar.state == "unassigned" for bar in bars):
+        return Unread("the log shows its BARs before the kernel gave them addresses")
+    return bars
 
 
 # ---------------------------------------------------------------------------------------------------- merging
@@ -458,7 +470,7 @@ V = TypeVar("V")
 
 
 def merge(*sources: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
-    """One list of devices; for each field the first source that has a value wins. A name is no reason to add a device."""
+    """One list of devices by address; for each field the first source that has a value wins."""
     merged: dict[str, PciDevice] = {}
     for source in sources:
         for device in source:
@@ -473,9 +485,7 @@ def _merged(first: PciDevice, second: PciDevice) -> PciDevice:
         for item in dataclasses.fields(PciDevice)
         if isinstance(getattr(first, item.name), Unread) and not isinstance(getattr(second, item.name), Unread)
     }
-    link = Link(
-        *(_first(getattr(first.link, item.name), getattr(second.link, item.name)) for item in dataclasses.fields(Link))
-    )
+    link = Link(*(_first(getattr(first.link, item.name), getattr(second.link, item.name)) for item in dataclasses.fields(Link)))
     return dataclasses.replace(first, **changes, link=link)
 
 

@@ -1,4 +1,4 @@
-"""The probe's text: sections with an exit status each, every content line marked, so that no content can pass for a mark.
+"""The probe's text: sections with an exit status each, every content line marked, so that none can pass for a mark.
 
 @laoka-probe 1                       once; whatever a login shell printed before it is ignored
 @section NAME                        a section begins
@@ -99,7 +99,7 @@ def parse(text: str) -> Sections:
             err.append(line[1:])
         elif line.startswith("@section "):
             name, out, err = line[len("@section ") :].strip(), [], []
-        elif (end := _END.match(line)) and end[1] == name:
+        elif name is not None and (end := _END.match(line)) and end[1] == name:
             by_name[name] = Section(name, int(end[2]), _text(out), _text(err), int(end[3]) if end[3] else None)
             name = None
         elif line.startswith("@skip "):
