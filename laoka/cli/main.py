@@ -11,7 +11,9 @@ from laoka import __version__
 from laoka.catalog.messages import LANGUAGES, Language, language
 
 # name -> (module, one line for --help). The module has a click command named `command`.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "sandbox": ("laoka.cli.sandbox", "throw-away hosts on this machine with a simulated V100"),
+}
 
 EXIT_FINE, EXIT_FINDINGS, EXIT_COULD_NOT_RUN = 0, 1, 2
 
@@ -42,9 +44,7 @@ class CommandsOnDemand(click.Group):
                 formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
 
 
-@click.group(
-    cls=CommandsOnDemand, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=CommandsOnDemand, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--lang", type=click.Choice(LANGUAGES), help="Language of messages (default: from LANG).")
 @click.version_option(__version__, prog_name="laoka")
 @click.pass_context

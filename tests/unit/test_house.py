@@ -14,9 +14,7 @@ from laoka.catalog.messages import LANGUAGES, catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
-    path
-    for folder in ("laoka", "roles", "deploys", "inventories", "benchmarks")
-    for path in (ROOT / folder).rglob("*.py")
+    path for folder in ("laoka", "roles", "deploys", "inventories", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 )
 
 

@@ -1,0 +1,70 @@
+#!/bin/sh
+# Sets up all that laoka needs on a fresh Debian or Ubuntu machine, then runs the main job on the sandbox, or every test.
+#   sudo sh bootstrap.sh demo   bare sandbox host to an answering model, with a simulated V100
+#   sudo sh bootstrap.sh test   every test, the sandbox ones included
+# Safe to run again; the second time only runs. Removes nothing that it did not make.
+set -eu
+cd "$(dirname "$0")"
+
+usage() { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || usage
+job=$1; shift
+case $job in demo|test) ;; *) usage ;; esac
+
+if [ "$(id -u)" != 0 ]; then
+  command -v sudo >/dev/null || { echo "bootstrap: the sandbox needs root, and there is no sudo here: run this as root" >&2; exit 2; }
+  exec sudo --preserve-env=LANG,LC_ALL,http_proxy,https_proxy,no_proxy sh "$PWD/bootstrap.sh" "$job" "$@"
+fi
+command -v apt-get >/dev/null || { echo "bootstrap: this needs Debian or Ubuntu (apt-get is not here)" >&2; exit 2; }
+
+python=
+for name in python3 python3.13 python3.12 python3.11 python3.10; do
+  if command -v $name >/dev/null && $name -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; then python=$name; break; fi
+done
+[ -n "$python" ] || { echo "bootstrap: laoka needs Python 3.10 to 3.13: apt-get install python3" >&2; exit 2; }
+
+# tool it brings / package / what for
+missing=
+need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
+need debootstrap debootstrap; need systemd-nspawn systemd-container; need nft nftables; need ip iproute2; need gcc gcc
+need dpkg-deb dpkg; need apt-ftparchive apt-utils; need ssh openssh-client; need mkfs.ext4 e2fsprogs; need unshare util-linux
+[ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
+$python -c 'import venv, ensurepip' 2>/dev/null || missing="$missing $(basename "$(readlink -f "$(command -v $python)")")-venv"
+[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
+
+echo "laoka: this machine needs${missing:- no more Debian packages}${missing:+ (Debian packages, about 60 MB)}; Python packages in .venv (about 60 MB)" >&2
+if [ "$job" = demo ]; then
+  echo "laoka: then the sandbox fetches a Debian tree (about 95 MB) and a real vLLM for CPU (about 610 MB), once" >&2
+else
+  echo "laoka: then the tests fetch a Debian tree (about 95 MB) and a real vLLM for CPU (about 610 MB), once" >&2
+fi
+
+if [ -n "$missing" ]; then
+  echo "laoka: installing$missing" >&2
+  export DEBIAN_FRONTEND=noninteractive
+  # shellcheck disable=SC2086
+  { apt-get -o DPkg::Lock::Timeout=120 -q update && apt-get -o DPkg::Lock::Timeout=120 -q -y --no-install-recommends install $missing; } >&2
+fi
+
+# The environment is made anew when Python or what it should hold changed; a killed run leaves no stamp.
+extra=
+[ "$job" = demo ] || extra=" --group dev"
+wanted=$(cat pyproject.toml constraints.txt | cksum)"$($python -V)"
+stamp=.venv/laoka-$job
+[ -e .venv/laoka-test ] && [ "$job" = demo ] && stamp=.venv/laoka-test
+if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+  echo "laoka: Python packages into .venv" >&2
+  [ -x .venv/bin/python ] || { rm -rf .venv; $python -m venv .venv; }
+  .venv/bin/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
+  # shellcheck disable=SC2086
+  .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[operator]'$extra
+  echo "$wanted" > "$stamp"
+fi
+
+if [ "$job" = demo ]; then
+  exec .venv/bin/laoka sandbox demo "$@"
+fi
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+.venv/bin/mypy
+exec .venv/bin/python -m pytest "$@"

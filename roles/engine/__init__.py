@@ -1,0 +1,1 @@
+"""The inference engine in versioned environments with one atomic switch."""

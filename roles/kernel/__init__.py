@@ -1,0 +1,1 @@
+"""The kernel packages that must not move."""

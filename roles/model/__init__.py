@@ -1,0 +1,1 @@
+"""The model's files: fetched by manifest, verified by hash, switched atomically."""

@@ -1,0 +1,39 @@
+"""Metrics and logs: the watchdog's metrics answer on loopback, and the journal is kept but bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyinfra.api.deploy import deploy
+from pyinfra.context import host
+from pyinfra.operations import files
+
+from laoka.operations.steps import STAMPS, expect_http, until_stamped
+from roles.settings import RoleSettings
+from roles.watchdog.deploy import METRICS_ADDRESS
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "monitoring"
+
+
+class MonitoringSettings(RoleSettings):
+    """Settings of monitoring."""
+
+    journal_max_use_mb: int = 1024
+    """What the journal may take on disk."""
+
+
+@deploy("Monitoring")
+def monitoring() -> None:
+    """Bound the journal; see the metrics. Dashboards and alert rules are not rendered yet."""
+    max_use_mb = MonitoringSettings.of(host).journal_max_use_mb
+    files.template(
+        name="The journal is kept, and bounded", src=str(TEMPLATES / "journald.conf.j2"),
+        dest="/etc/systemd/journald.conf.d/laoka.conf", mode="644", max_use_mb=max_use_mb,
+    )  # fmt: skip
+    until_stamped(
+        name="journald knows it",
+        stamp=f"{STAMPS}/journald",
+        text=f"persistent {max_use_mb}",
+        commands=["systemctl restart systemd-journald"],
+    )
+    expect_http(name="The watchdog's metrics answer", url=f"http://{METRICS_ADDRESS}/metrics", needle="laoka_gpus_seen")

@@ -1,0 +1,1 @@
+"""Power caps and persistence that come back after every boot."""

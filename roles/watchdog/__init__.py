@@ -1,0 +1,1 @@
+"""The watchdog that notices dropped cards and tells people."""
