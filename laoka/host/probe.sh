@@ -35,7 +35,7 @@ mark_kernel() {
 }
 
 mark_cpu() { awk -F: '/^(model name|physical id|cpu cores|siblings|flags|processor)/ {
-    gsub(/[ \t]+$/, "", $1); if ($1 == "processor") { n++; next } if (!seen[$0]++) print "|" $0 } END { print "|threads: " n }'; }
+    if (/^processor/) { n++; next } if (!seen[$0]++) print "|" $0 } END { print "|threads: " n }'; }
 
 # pid, state, parent, resident pages, start in ticks since boot, name (which may hold blanks and brackets)
 mark_processes() { awk '{ a = index($0, "("); b = 0; for (i = length($0); i > 0; i--) if (substr($0, i, 1) == ")") { b = i; break }
@@ -160,7 +160,7 @@ main() {
 
     via=mark_processes
     stats=$(timeout 2 sh -c 'cat /proc/[0-9]*/stat' 2>/dev/null)
-    sec processes 2 sh -c 'cat /proc/[0-9]*/stat; true' 2>/dev/null
+    sec processes 2 sh -c 'cat /proc/[0-9]*/stat 2>/dev/null; true'
     via=mark
     smi_begin
 
@@ -181,7 +181,8 @@ main() {
         od -An -tx1 -j4 -N1 /sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c 2>/dev/null | sed "s/^ */secure_boot=/"
         ls -l /sys/firmware/efi/efivars/ 2>/dev/null | grep " Setup-" ; true'
     sec secure-boot 2 mokutil --sb-state
-    sec virt 2 sh -c 'systemd-detect-virt --vm 2>&1 | sed "s/^/vm=/"; systemd-detect-virt --container 2>&1 | sed "s/^/container=/"
+    sec virt 2 sh -c 'if command -v systemd-detect-virt >/dev/null; then
+            systemd-detect-virt --vm | sed "s/^/vm=/"; systemd-detect-virt --container | sed "s/^/container=/"; fi
         test -e /.dockerenv && echo dockerenv=1; test -e /run/.containerenv && echo containerenv=1
         test -e /proc/sys/fs/binfmt_misc/WSLInterop && echo wsl_interop=1; test -e /dev/dxg && echo dxg=1
         test -e /run/systemd/container && sed "s/^/container=/" /run/systemd/container; true'
@@ -202,10 +203,11 @@ main() {
     sec boot-files 2 sh -c 'stat -c "%Y %s %n" /boot/vmlinuz-* /boot/initrd.img-* /boot/initramfs-*.img /etc/modprobe.d/* 2>/dev/null; true'
     sec kernels 2 sh -c 'for d in /lib/modules/*/; do d=${d%/}; test -e "$d/modules.dep" || test -e "$d/kernel" && echo "${d##*/}"; done; true'
     sec headers 2 sh -c 'for d in /lib/modules/*/build; do test -e "$d/Makefile" && d=${d%/build} && echo "${d##*/}"; done; true'
-    sec modinfo 3 sh -c 'for d in /lib/modules/*/; do k=$(basename "$d"); echo "[$k]"
+    sec modinfo 3 sh -c 'for d in /lib/modules/*/; do test -d "$d" || continue; k=$(basename "$d"); echo "[$k]"
         modinfo -k "$k" nvidia 2>&1 | grep -E "^(filename|version|license|signer|vermagic):|not found|ERROR"; done; true'
     sec modules 2 cat /proc/modules
     sec dkms-status 3 dkms status
+    sec dkms-failures 2 sh -c 'test -e /var/log/apt/term.log || exit 0; grep -a "Bad return status for module build\|^Consult /var/lib/dkms" /var/log/apt/term.log | tail -n 8'
     files modprobe '^[^#]*(nouveau|nvidia|vfio)' '/etc/modprobe.d/*' '/lib/modprobe.d/*' '/usr/lib/modprobe.d/*' '/etc/modules-load.d/*' /etc/initramfs-tools/modules
     files grub '^[^#]*GRUB_' /etc/default/grub '/etc/default/grub.d/*'
     sec grubenv 2 sh -c 'cat /boot/grub/grubenv 2>/dev/null || cat /boot/grub2/grubenv'
@@ -234,12 +236,12 @@ main() {
     sec journal-size 2 journalctl --disk-usage
     files journald '^[^#;]' /etc/systemd/journald.conf '/etc/systemd/journald.conf.d/*' '/run/systemd/journald.conf.d/*'
     files rsyslog-filters '(AER|RxErr|BadTLP|PCIe Bus Error)' /etc/rsyslog.conf '/etc/rsyslog.d/*'
-    sec installs 3 sh -c 'ls -d /usr/local/cuda* /opt/cuda* /etc/alternatives/cuda; readlink /usr/local/cuda
+    sec installs 3 sh -c 'exec 2>/dev/null; ls -d /usr/local/cuda* /opt/cuda* /etc/alternatives/cuda; readlink /usr/local/cuda
         ls -d /usr/local/lib/python3*/*-packages/*.dist-info /usr/lib/python3/dist-packages/*.dist-info /opt/*/lib/python3*/site-packages/*.dist-info \
             /opt/*/*/lib/python3*/site-packages/*.dist-info /opt/*/*/*/lib/python3*/site-packages/*.dist-info /srv/*/lib/python3*/site-packages/*.dist-info \
             /root/*/lib/python3*/site-packages/*.dist-info /root/.local/lib/python3*/site-packages/*.dist-info /home/*/*/lib/python3*/site-packages/*.dist-info \
             /home/*/*/*/lib/python3*/site-packages/*.dist-info /home/*/.local/lib/python3*/site-packages/*.dist-info |
-            grep -E "/(torch|vllm|1cat_vllm|revolta[_a-z]*|flash_attn[_a-z0-9]*|triton|nvidia_cuda_runtime[_a-z0-9]*)-[^/]*$"; true' 2>/dev/null
+            grep -E "/(torch|vllm|1cat_vllm|revolta[_a-z]*|flash_attn[_a-z0-9]*|triton|nvidia_cuda_runtime[_a-z0-9]*)-[^/]*$"; true'
     files hwmon '' '/sys/class/hwmon/hwmon*/name' '/sys/class/hwmon/hwmon*/temp*_input' '/sys/class/hwmon/hwmon*/fan*_input' '/sys/class/hwmon/hwmon*/pwm[0-9]'
     smi_end
     clock
