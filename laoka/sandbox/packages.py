@@ -1,0 +1,512 @@
+"""A local apt repository of stand-in packages with the names and dependencies of NVIDIA's and Ubuntu's, for the sandbox.
+
+The stand-ins contain no NVIDIA software: a simulated NVML and nvidia-smi (laoka.sandbox.simulated), a few text files, and
+scripts that touch only the simulated card. Names, versions and the shape of the dependencies follow the Ubuntu archive and
+NVIDIA's CUDA repository, with their traps: the `-open` twins, the branches above 580 that no longer drive a V100, the
+renamed packages of branch 590 and newer, `cuda` and `cuda-drivers`, kernel metapackages that move on. Version 610.43.02 is made up.
+
+Two flat repositories come out: the folder itself, and `trap/` with a transitional nvidia-headless-580-server that pulls 595.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from laoka.files import write_atomic
+from laoka.process import run
+from laoka.sandbox.lab import SandboxError
+from laoka.sandbox.simulated import NVML_SOURCE, PERSISTENCED_SOURCE, SMI_SOURCE
+
+DRIVERS_580 = ("580.159.03", "580.173.02")
+DRIVER_595 = "595.71.03"
+DRIVER_610 = "610.43.02"
+UBUNTU = "-0ubuntu0.24.04.1"
+# Kernel release -> version of the metapackage that pulls it.
+KERNELS = {"6.8.0-124": "6.8.0-124.124", "6.14.0-33": "6.14.0-33.33~24.04.1"}
+CUDA_TOOLKITS = {"12-8": ("12.8.1-1", "12.8.93"), "13-0": ("13.0.2-1", "13.0.88")}
+TOOLS = {"gcc": "gcc libc6-dev", "dpkg-deb": "dpkg", "apt-ftparchive": "apt-utils"}
+NOTICE = "Stand-in package of laoka's sandbox. It contains no NVIDIA software and no kernel.\n"
+MAINTAINER = "laoka sandbox <sandbox@localhost>"
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """A file in a package: its content and permission bits, or where it links to."""
+
+    content: bytes = b""
+    mode: int = 0o644
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One stand-in: control fields, files by absolute path, maintainer scripts by name (postinst, prerm, triggers)."""
+
+    name: str
+    version: str
+    summary: str
+    depends: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    files: Mapping[str, PackedFile] = field(default_factory=dict)
+    scripts: Mapping[str, str] = field(default_factory=dict)
+
+    def file_name(self, architecture: str) -> str:
+        return f"{self.name}_{self.version}_{architecture}.deb"
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """What was compiled: the simulated NVML by driver version, and nvidia-persistenced."""
+
+    nvml: Mapping[str, bytes]
+    persistenced: bytes
+
+
+def control_text(package: Package, architecture: str) -> str:
+    """The control file of a stand-in."""
+    fields = {
+        "Package": package.name,
+        "Version": package.version,
+        "Architecture": architecture,
+        "Maintainer": MAINTAINER,
+        "Section": "misc",
+        "Priority": "optional",
+        "Depends": ", ".join(package.depends),
+        "Provides": ", ".join(package.provides),
+        "Conflicts": ", ".join(package.conflicts),
+        "Replaces": ", ".join(package.conflicts),
+        "Description": f"stand-in of laoka's sandbox, contains no NVIDIA software: {package.summary}",
+    }
+    return "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
+
+
+# ---- the packages ---------------------------------------------------------------------------------------------------
+
+_UNIT = """\
+# nvidia-persistenced of laoka's sandbox: sets persistence mode on the simulated card. As Ubuntu's unit, it leaves the mode
+# alone unless a drop-in says otherwise.
+[Unit]
+Description=NVIDIA Persistence Daemon (stand-in of laoka's sandbox)
+ConditionPathExists=/srv/laoka-sandbox/simulated
+
+[Service]
+Type=simple
+ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+_MODULE_POSTINST = """\
+#!/bin/sh
+# Stand-in of laoka's sandbox: records what DKMS and the kernel module would, builds and loads nothing.
+set -e
+version=@VERSION@
+status=/var/lib/dkms-standin/status
+mkdir -p /var/lib/dkms-standin
+echo "# stand-in of laoka's sandbox: no module was built" > "$status.new"
+for headers in /usr/src/linux-headers-*-generic; do
+    [ -d "$headers" ] || continue
+    echo "nvidia/$version, ${headers#/usr/src/linux-headers-}, $(uname -m): installed" >> "$status.new"
+done
+grep -q ': installed' "$status.new" || echo "nvidia/$version: added" >> "$status.new"
+mv "$status.new" "$status"
+card=/srv/laoka-sandbox
+if [ -f "$card/simulated" ]; then
+    mkdir -p "$card/proc/driver/nvidia"
+    echo "NVRM version: NVIDIA UNIX @FLAVOUR@  $version  (stand-in of laoka's sandbox)" > "$card/proc/driver/nvidia/version"
+    for device in "$card"/sys/bus/pci/devices/*; do
+        [ "$(cat "$device/vendor")" = 0x10de ] || continue
+        # The driver refuses a card whose BAR1 was never assigned; @IGNORES@
+        case "$(sed -n 2p "$device/resource")" in 0x0000000000000000*) continue ;; esac
+        @BIND@
+        mkdir -p "$card/sys/bus/pci/drivers/nvidia"
+        ln -sfn ../../drivers/nvidia "$device/driver"
+        ln -sfn "../../devices/${device##*/}" "$card/sys/bus/pci/drivers/nvidia/${device##*/}"
+    done
+fi
+"""
+
+_MODULE_PRERM = """\
+#!/bin/sh
+# Stand-in of laoka's sandbox: takes back what its postinst recorded.
+set -e
+[ "$1" = remove ] || exit 0
+rm -rf /var/lib/dkms-standin
+card=/srv/laoka-sandbox
+if [ -f "$card/simulated" ]; then
+    rm -rf "$card/proc/driver/nvidia" "$card/sys/bus/pci/drivers/nvidia"
+    for device in "$card"/sys/bus/pci/devices/*; do
+        [ "$(cat "$device/vendor")" != 0x10de ] || rm -f "$device/driver"
+    done
+fi
+"""
+
+_NVCC = """\
+#!/bin/sh
+# nvcc of laoka's sandbox: says its version and compiles nothing.
+if [ "$1" = --version ] || [ "$1" = -V ]; then
+    echo "nvcc: stand-in of laoka's sandbox, contains no NVIDIA software"
+    echo "Cuda compilation tools, release @RELEASE@, V@BUILD@"
+else
+    echo "nvcc: stand-in of laoka's sandbox: it can't compile" >&2
+    exit 1
+fi
+"""
+
+# NVIDIA's pinning package raises every driver package of one branch above all others.
+_PINNING = """\
+# Stand-in of laoka's sandbox for NVIDIA's pinning package.
+Package: *nvidia* cuda-drivers*
+Pin: version 580.*
+Pin-Priority: 1000
+"""
+
+
+def _module_scripts(version: str, flavour: str = "") -> dict[str, str]:
+    """Scripts of a DKMS stand-in. `flavour` is "open" for the open kernel module, which does not drive a V100."""
+    drives_volta = not flavour and version.startswith("580.")
+    words = "Open Kernel Module for x86_64" if flavour else "x86_64 Kernel Module"
+    postinst = (
+        _MODULE_POSTINST.replace("@VERSION@", version)
+        .replace("@FLAVOUR@", words)
+        .replace("@IGNORES@", "this one drives a V100." if drives_volta else "this one ignores a V100.")
+        .replace("        @BIND@\n", "" if drives_volta else "        continue\n")
+    )
+    # Installed kernels may change later, as DKMS then builds again.
+    return {"postinst": postinst, "prerm": _MODULE_PRERM, "triggers": "interest-noawait /usr/src\n"}
+
+
+def _library(version: str, binaries: Binaries, multiarch: str) -> dict[str, PackedFile]:
+    folder = f"/usr/lib/{multiarch}".rstrip("/")
+    return {
+        f"{folder}/libnvidia-ml.so.{version}": PackedFile(binaries.nvml[version]),
+        f"{folder}/libnvidia-ml.so.1": PackedFile(link=f"libnvidia-ml.so.{version}"),
+    }
+
+
+_LDCONFIG = {"triggers": "activate-noawait ldconfig\n"}
+
+
+def _server_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
+    """Ubuntu's 580-server packages of one driver version, with the open twins."""
+    version = driver + UBUNTU
+    same = f"(= {version})"
+    firmware = f"nvidia-firmware-580-server-{driver}"
+    smi = f"#!/usr/bin/python3\n{SMI_SOURCE.read_text()}".encode()
+    packages = [
+        Package(
+            "libnvidia-compute-580-server",
+            version,
+            "simulated libnvidia-ml.so.1",
+            ("libc6",),
+            ("libnvidia-compute-provider",),
+            ("libnvidia-compute-provider", "libnvidia-ml1"),
+            _library(driver, binaries, multiarch),
+            _LDCONFIG,
+        ),
+        Package(
+            "nvidia-utils-580-server",
+            version,
+            "simulated nvidia-smi",
+            (f"libnvidia-compute-580-server {same}", "python3"),
+            ("nvidia-utils-provider",),
+            ("nvidia-utils-provider", "nvidia-smi"),
+            {"/usr/bin/nvidia-smi": PackedFile(smi, 0o755)},
+        ),
+        Package(
+            "nvidia-compute-utils-580-server",
+            version,
+            "nvidia-persistenced for the simulated card",
+            (f"libnvidia-compute-580-server {same}",),
+            ("nvidia-compute-utils",),
+            ("nvidia-compute-utils", "nvidia-persistenced"),
+            {
+                "/usr/bin/nvidia-persistenced": PackedFile(binaries.persistenced, 0o755),
+                "/lib/systemd/system/nvidia-persistenced.service": PackedFile(_UNIT.encode()),
+            },
+        ),
+        Package(firmware, version, "firmware of the driver"),
+        Package(
+            "nvidia-kernel-common-580-server",
+            version,
+            "shared files of the kernel module",
+            (f"{firmware} {same}",),
+            ("nvidia-kernel-common",),
+            ("nvidia-kernel-common",),
+        ),
+    ]
+    for twin, flavour, words in (("", "", "proprietary"), ("-open", "open", "open, not for a V100")):
+        source, dkms = f"nvidia-kernel-source-580-server{twin}", f"nvidia-dkms-580-server{twin}"
+        no_dkms = f"nvidia-headless-no-dkms-580-server{twin}"
+        packages += [
+            Package(source, version, f"sources of the {words} module", (), ("nvidia-kernel-source",), ("nvidia-kernel-source",)),
+            Package(
+                dkms,
+                version,
+                f"DKMS package of the {words} module; builds nothing",
+                (f"{source} {same}", f"nvidia-kernel-common-580-server {same}"),
+                ("nvidia-dkms-kernel",),
+                ("nvidia-dkms-kernel",),
+                scripts=_module_scripts(driver, flavour),
+            ),
+            Package(
+                no_dkms,
+                version,
+                f"driver without display, {words}, without DKMS",
+                (
+                    f"nvidia-kernel-common-580-server {same}",
+                    f"{source} {same}",
+                    f"libnvidia-compute-580-server {same}",
+                    f"nvidia-compute-utils-580-server {same}",
+                ),
+            ),
+            Package(
+                f"nvidia-headless-580-server{twin}",
+                version,
+                f"driver without display, {words}",
+                (f"{no_dkms} {same}", f"{dkms} {same}"),
+            ),
+        ]
+    return tuple(packages)
+
+
+def _newer_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
+    """The renamed packages of branch 590 and newer: no branch in their names, and no V100."""
+    version = driver + UBUNTU
+    return (
+        Package(
+            "libnvidia-compute",
+            version,
+            "simulated libnvidia-ml.so.1 of a branch that ignores a V100",
+            ("libc6",),
+            ("libnvidia-compute-provider",),
+            ("libnvidia-compute-provider", "libnvidia-ml1"),
+            _library(driver, binaries, multiarch),
+            _LDCONFIG,
+        ),
+        *(
+            Package(
+                f"nvidia-dkms{twin}",
+                version,
+                f"DKMS package of a {words} module that ignores a V100; builds nothing",
+                (),
+                ("nvidia-dkms-kernel",),
+                ("nvidia-dkms-kernel",),
+                scripts=_module_scripts(driver, flavour),
+            )
+            for twin, flavour, words in (("", "", "proprietary"), ("-open", "open", "open"))
+        ),
+    )
+
+
+def _drivers_595() -> tuple[Package, ...]:
+    version = DRIVER_595 + UBUNTU
+    needs = (f"libnvidia-compute (= {version})", f"nvidia-dkms (= {version}) | nvidia-dkms-open (= {version})")
+    return tuple(
+        Package(name, version, "driver of branch 595, which ignores a V100", needs)
+        for name in ("nvidia-driver-595", "nvidia-headless-595-server", "nvidia-driver")
+    )
+
+
+def _cuda() -> tuple[Package, ...]:
+    toolkits = []
+    for name, (version, build) in CUDA_TOOLKITS.items():
+        release = name.replace("-", ".")
+        nvcc = _NVCC.replace("@RELEASE@", release).replace("@BUILD@", build)
+        files = {f"/usr/local/cuda-{release}/bin/nvcc": PackedFile(nvcc.encode(), 0o755)}
+        toolkits.append(Package(f"cuda-toolkit-{name}", version, f"nvcc that says release {release}", files=files))
+    driver = f"{DRIVERS_580[-1]}-1"
+    return (
+        *toolkits,
+        Package("cuda", "13.0.2-1", "toolkit and newest driver", ("cuda-toolkit-13-0", "cuda-drivers")),
+        Package("cuda-drivers", f"{DRIVER_595}-1", "newest driver", ("nvidia-driver-595",)),
+        # The name says 580; it depends on a package without a branch in its name, and so on the newest one.
+        Package("cuda-drivers-580", driver, "driver of branch 580, by name", ("nvidia-driver",)),
+        Package(
+            "nvidia-driver-pinning-580",
+            "580-1",
+            "apt preferences for branch 580",
+            files={"/etc/apt/preferences.d/nvidia-driver-pinning-580": PackedFile(_PINNING.encode())},
+        ),
+    )
+
+
+def _kernels() -> tuple[Package, ...]:
+    packages = []
+    for release, meta in KERNELS.items():
+        version, full = meta.split("~")[0], f"{release}-generic"
+        notice = PackedFile(NOTICE.encode())
+        packages += [
+            Package(f"linux-modules-{full}", version, f"modules of kernel {full}", files={f"/lib/modules/{full}/stand-in": notice}),
+            Package(
+                f"linux-image-{full}",
+                version,
+                f"kernel {full}; can't boot",
+                (f"linux-modules-{full} (= {version})",),
+                files={f"/boot/vmlinuz-{full}": notice},
+            ),
+            Package(
+                f"linux-headers-{full}",
+                version,
+                f"headers of kernel {full}",
+                files={f"/usr/src/linux-headers-{full}/stand-in": notice},
+            ),
+            Package("linux-image-generic", meta, "newest kernel", (f"linux-image-{full}",)),
+            Package("linux-headers-generic", meta, "headers of the newest kernel", (f"linux-headers-{full}",)),
+            Package(
+                "linux-generic",
+                meta,
+                "newest kernel and headers",
+                (f"linux-image-generic (= {meta})", f"linux-headers-generic (= {meta})"),
+            ),
+        ]
+    return tuple(packages)
+
+
+def main_packages(binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
+    """The stand-ins of the main repository. `multiarch` is the library folder's name, x86_64-linux-gnu."""
+    return (
+        *(package for driver in DRIVERS_580 for package in _server_branch(driver, binaries, multiarch)),
+        *(package for driver in (DRIVER_595, DRIVER_610) for package in _newer_branch(driver, binaries, multiarch)),
+        *_drivers_595(),
+        *_cuda(),
+        *_kernels(),
+    )
+
+
+def trap_packages() -> tuple[Package, ...]:
+    """What an archive does when a branch ends: the pinned name lives on as a transitional package of the next branch."""
+    version = DRIVER_595 + UBUNTU
+    return (
+        Package(
+            "nvidia-headless-580-server",
+            version,
+            "transitional dummy package for nvidia-headless-595-server",
+            (f"nvidia-headless-595-server (= {version})",),
+        ),
+    )
+
+
+# ---- building -------------------------------------------------------------------------------------------------------
+
+
+def apt_source(folder: str | Path) -> str:
+    """The line for sources.list that makes apt use a repository of stand-ins at `folder` (or its `trap` folder)."""
+    return f"deb [trusted=yes] file:{folder} ./"
+
+
+def compile_nvml(output: Path, driver: str, gcc: str = "gcc") -> None:
+    """Compile the simulated libnvidia-ml.so.1 of driver version `driver` to `output`. Errors: SandboxError."""
+    argv = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", f'-DDRIVER_VERSION="{driver}"', "-Wl,-soname,libnvidia-ml.so.1"]
+    _gcc(gcc, [*argv, "-o", str(output), str(NVML_SOURCE)])
+
+
+def build(output_dir: Path, gcc: str = "gcc") -> bool:
+    """Have the repositories in `output_dir`; they are built again only when what they are made from changed.
+
+    Returns True when they were built. Root is not needed. Errors: SandboxError, with the command that installs a missing tool.
+    """
+    stamp = _stamp(gcc)
+    if (output_dir / "stamp").exists() and (output_dir / "stamp").read_text() == stamp:
+        return False
+    _check_tools(gcc)
+    architecture = _output(["dpkg", "--print-architecture"])
+    multiarch = _output([gcc, "-print-multiarch"])
+    work = output_dir / ".new"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    binaries = _compile(work, gcc)
+    for folder, packages in ((work, main_packages(binaries, multiarch)), (work / "trap", trap_packages())):
+        _build_repository(folder, packages, architecture)
+    # Contents are exchanged, not the folder: running hosts have it mounted.
+    (output_dir / "stamp").unlink(missing_ok=True)
+    for name in ("pool", "trap", "Packages", "Release"):
+        old = output_dir / name
+        if old.is_dir():
+            shutil.rmtree(old)
+        (work / name).rename(old)
+    shutil.rmtree(work)
+    write_atomic(output_dir / "stamp", stamp)
+    return True
+
+
+def _stamp(gcc: str) -> str:
+    digest = hashlib.sha256(gcc.encode())
+    for path in (NVML_SOURCE, PERSISTENCED_SOURCE, SMI_SOURCE, Path(__file__)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest() + "\n"
+
+
+def _check_tools(gcc: str) -> None:
+    missing = [package for tool, package in TOOLS.items() if not shutil.which(gcc if tool == "gcc" else tool)]
+    if missing:
+        raise SandboxError(f"the sandbox's packages need tools that are missing: apt-get install {' '.join(missing)}")
+
+
+def _output(argv: Sequence[str]) -> str:
+    return run(argv, deadline_s=30, check=True).stdout.strip()
+
+
+def _gcc(gcc: str, arguments: Sequence[str]) -> None:
+    if not shutil.which(gcc):
+        raise SandboxError(f"{gcc} is not installed, and the simulated NVML has to be compiled: apt-get install {TOOLS['gcc']}")
+    done = run([gcc, *arguments], deadline_s=60)
+    if not done.ok:
+        raise SandboxError(f"the simulated NVML does not compile: {done.last_line()}: apt-get install {TOOLS['gcc']}")
+
+
+def _compile(work: Path, gcc: str) -> Binaries:
+    nvml = {}
+    for driver in (*DRIVERS_580, DRIVER_595, DRIVER_610):
+        library = work / f"libnvidia-ml.so.{driver}"
+        compile_nvml(library, driver, gcc)
+        nvml[driver] = library.read_bytes()
+    program = work / "nvidia-persistenced"
+    _gcc(gcc, ["-O2", "-o", str(program), str(PERSISTENCED_SOURCE), str(work / f"libnvidia-ml.so.{DRIVERS_580[-1]}")])
+    return Binaries(nvml, program.read_bytes())
+
+
+def _build_repository(folder: Path, packages: Sequence[Package], architecture: str) -> None:
+    pool = folder / "pool"
+    pool.mkdir(parents=True)
+    for package in packages:
+        _build_package(folder / "staging", package, architecture, pool)
+    index = run(["apt-ftparchive", "packages", "pool"], deadline_s=120, cwd=folder, check=True)
+    write_atomic(folder / "Packages", index.stdout)
+    labels = {"Origin": "laoka-sandbox", "Label": "stand-in packages", "Suite": "sandbox"}
+    options = [part for name, value in labels.items() for part in ("-o", f"APT::FTPArchive::Release::{name}={value}")]
+    release = run(["apt-ftparchive", *options, "release", "."], deadline_s=60, cwd=folder, check=True)
+    write_atomic(folder / "Release", release.stdout)
+
+
+def _build_package(staging: Path, package: Package, architecture: str, pool: Path) -> None:
+    files = {f"/usr/share/doc/{package.name}/README.sandbox": PackedFile(NOTICE.encode()), **package.files}
+    for name, packed in files.items():
+        path = staging / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if packed.link:
+            path.symlink_to(packed.link)
+        else:
+            path.write_bytes(packed.content)
+            path.chmod(packed.mode)
+    control = staging / "DEBIAN"
+    control.mkdir()
+    (control / "control").write_text(control_text(package, architecture))
+    conffiles = [name for name in package.files if name.startswith("/etc/")]
+    if conffiles:
+        (control / "conffiles").write_text("".join(f"{name}\n" for name in conffiles))
+    for name, text in package.scripts.items():
+        (control / name).write_text(text)
+        (control / name).chmod(0o644 if name == "triggers" else 0o755)
+    # dpkg-deb refuses folders that others can't read, and the umask may be tight.
+    for path in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
+        path.chmod(0o755)
+    target = pool / package.file_name(architecture)
+    run(["dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", str(staging), str(target)], deadline_s=60, check=True)
+    shutil.rmtree(staging)
