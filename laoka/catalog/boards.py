@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
-from laoka.catalog import toml
+from laoka.catalog.load import Row, load
 
 
-@dataclass(frozen=True)
-class Board:
-    """One row. `match` is the beginning of the DMI baseboard Product Name, without case.
-    Menu fields are paths as the BIOS writes them, empty where the source does not say or there is none.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Board(Row):
+    """One kind of board. Menu fields are paths as its BIOS writes them; None where the source does not say."""
 
     vendor: str
     match: str
-    above_4g: str
-    above_4g_default: str
-    mmio_high_base: str
-    mmio_high_size: str
-    csm: str
-    note: str
-    source: str
-    checked: str
+    """The beginning of the DMI baseboard Product Name, without case."""
+    above_4g: str | None = None
+    above_4g_default: str | None = None
+    has_above_4g: bool = True
+    """False where a report says that the BIOS has no such option, or none that works."""
+    mmio_high_base: str | None = None
+    mmio_high_size: str | None = None
+    csm: str | None = None
+    notes: str = ""
 
 
 @cache
 def boards() -> tuple[Board, ...]:
-    """Every row of boards.toml. Errors: TypeError for a row with a field too many or too few (found by the tests)."""
-    text = (resources.files("laoka.catalog") / "boards.toml").read_text(encoding="utf-8")
-    return tuple(Board(**row) for row in toml.loads(text, "boards.toml")["board"])
+    """Every board of the catalogue. Errors: CatalogError."""
+    return load("boards.toml", "board", Board)
 
 
 def by_name(board_name: str | None) -> Board | None:

@@ -58,17 +58,13 @@ def window_needed_bytes(report: HostReport, bus: Maybe[str]) -> int:
     gpus = report.gpus
     if isinstance(gpus, Unread):
         return 0
-    sizes = (
-        bar1_bytes(gpu.device_id) or 0
-        for gpu in gpus
-        if not isinstance(gpu.device_id, Unread) and (isinstance(bus, Unread) or gpu.root_bus == bus)
-    )
+    sizes = (bar1_bytes(gpu) or 0 for gpu in gpus if isinstance(bus, Unread) or gpu.root_bus == bus)
     return int(sum(sizes) * WINDOW_PER_BAR1)
 
 
 def climb(report: HostReport, gpu: PciDevice) -> Ladder:
     """Rungs 1 to 5 for one card."""
-    expected = None if isinstance(gpu.device_id, Unread) else bar1_bytes(gpu.device_id)
+    expected = bar1_bytes(gpu)
     bar = gpu.bar(1)
     seen: list[str] = []
     if isinstance(bar, Bar) and bar.state == "assigned":
@@ -103,7 +99,8 @@ def _why_no_address(report: HostReport, gpu: PciDevice, seen: list[str]) -> Ladd
     windows = windows_above_4g(report, gpu.root_bus)
     no_space = _no_space(report, gpu)
     bus = "every root bus" if isinstance(gpu.root_bus, Unread) else f"root bus {gpu.root_bus}"
-    if not isinstance(report.cmdline, Unread) and any("nocrs" in word for word in report.cmdline):
+    cmdline = report.kernel.cmdline
+    if not isinstance(cmdline, Unread) and any("nocrs" in word for word in cmdline):
         windows = Unread("pci=nocrs: the windows are not the firmware's")
     if isinstance(windows, Unread):
         seen.append(f"windows of {bus}: {windows.reason}")

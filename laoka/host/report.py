@@ -7,11 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from laoka.host import iomem, pci, sections
+from laoka.host.driver import Driver, read_driver
 from laoka.host.firmware import Firmware, read_firmware
+from laoka.host.kernel import Kernel, read_kernel
 from laoka.host.kernel_log import Event, RootWindow, read_events
 from laoka.host.meta import Platform, ProbeInfo, read_platform, read_probe_info
+from laoka.host.nvidia import Nvidia, read_nvidia
+from laoka.host.packages import Packages, read_packages
 from laoka.host.pci import PciDevice
 from laoka.host.sections import Sections
+from laoka.host.system import System, read_system
 from laoka.host.unread import Maybe, Unread
 
 
@@ -34,11 +39,15 @@ class HostReport:
     probe: ProbeInfo
     platform: Platform
     firmware: Firmware
-    cmdline: Maybe[tuple[str, ...]]
     pci: Maybe[tuple[PciDevice, ...]]
     pci_complete: bool
     iomem: Maybe[tuple[iomem.MemoryRange, ...]]
     kernel_log: KernelLog
+    kernel: Kernel
+    driver: Driver
+    nvidia: Nvidia
+    packages: Packages
+    system: System
 
     @classmethod
     def from_probe(cls, text: str) -> HostReport:
@@ -85,7 +94,6 @@ def build(given: Sections) -> HostReport:
     info = read_probe_info(given)
     log = read_kernel_log(given, info)
     ranges = given.output("iomem")
-    cmdline = given.output("cmdline")
     uname = given.output("uname")
     devices = read_pci(given, log)
     return HostReport(
@@ -93,11 +101,15 @@ def build(given: Sections) -> HostReport:
         probe=info,
         platform=read_platform(given),
         firmware=read_firmware(given),
-        cmdline=cmdline if isinstance(cmdline, Unread) else _cmdline(cmdline),
         pci=devices,
         pci_complete=_complete(given, devices),
         iomem=ranges if isinstance(ranges, Unread) else iomem.read_iomem(ranges),
         kernel_log=log,
+        kernel=read_kernel(given),
+        driver=read_driver(given),
+        nvidia=read_nvidia(given),
+        packages=read_packages(given),
+        system=read_system(given),
     )
 
 
@@ -171,11 +183,6 @@ def _since_boot(events: tuple[Event, ...], info: ProbeInfo) -> Maybe[tuple[Event
 def _hostname(uname: str) -> Maybe[str]:
     words = uname.split()
     return words[1] if len(words) > 1 else Unread("uname printed no host name")
-
-
-def _cmdline(text: str) -> tuple[str, ...]:
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("#", "$"))]
-    return tuple(lines[0].split()) if lines else ()
 
 
 def _unread(part: object, path: str) -> Iterator[tuple[str, str]]:
