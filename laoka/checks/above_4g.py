@@ -65,7 +65,7 @@ def window_needed_bytes(report: HostReport, bus: Maybe[str]) -> int:
 def climb(report: HostReport, gpu: PciDevice) -> Ladder:
     """Rungs 1 to 5 for one card."""
     expected = bar1_bytes(gpu)
-    bar = gpu.bar(1)
+    bar = gpu.bar1
     seen: list[str] = []
     if isinstance(bar, Bar) and bar.state == "assigned":
         seen.append(f"{gpu.address} BAR1 at {bar.start:#x}, size {size_text(bar.size_bytes)}")

@@ -108,6 +108,12 @@ class PciDevice:
         return next((bar for bar in self.bars if bar.index == index), None)
 
     @property
+    def bar1(self) -> Maybe[Bar | None]:
+        """What NVIDIA calls BAR1 (the card's memory): register 1 after a 32-bit BAR0, register 2 after a 64-bit one."""
+        first = self.bar(0)
+        return self.bar(2 if isinstance(first, Bar) and first.is_64bit else 1)
+
+    @property
     def answers(self) -> Maybe[bool]:
         """False when every byte of its configuration space reads 0xff: the link is dead though sysfs still lists it."""
         if isinstance(self.config, Unread):
