@@ -5,12 +5,13 @@ from roles.firmware.deploy import firmware
 
 from roles.base.deploy import base
 from roles.dflash2.deploy import dflash2
-from roles.engine.deploy import engine
+from roles.engine.deploy import engine, engine_gate
 from roles.registry import ALL_SETTINGS
 from roles.settings import check_host
 
 check_host(host, ALL_SETTINGS)
 firmware()
+engine_gate()
 base()
 engine()
 dflash2()

@@ -9,7 +9,7 @@ from roles.base.deploy import base
 from roles.cuda.deploy import cuda
 from roles.dflash2.deploy import dflash2
 from roles.driver.deploy import driver
-from roles.engine.deploy import engine
+from roles.engine.deploy import engine, engine_gate
 from roles.gateway.deploy import gateway
 from roles.kernel.deploy import kernel
 from roles.model.deploy import model
@@ -21,6 +21,7 @@ from roles.settings import check_host
 
 check_host(host, ALL_SETTINGS)
 firmware()
+engine_gate()
 base()
 kernel()
 driver()

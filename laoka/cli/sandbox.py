@@ -11,7 +11,7 @@ import click
 
 from laoka.catalog.messages import Language, text
 from laoka.process import ProcessError
-from laoka.sandbox import card, demo, endpoint, faults, hosts
+from laoka.sandbox import demo, endpoint, faults, hosts
 from laoka.sandbox.lab import HostFolder, Lab, SandboxError, open_lab
 
 
@@ -127,12 +127,11 @@ def _find(lab: Lab, name: str) -> HostFolder:
 
 
 def _status(host: HostFolder) -> dict[str, Any]:
-    cards = card.cards_of(host.card)
     return {
         "name": host.name,
         "address": host.address,
         "running": hosts.is_up(host),
         "ssh": hosts.wait_for_ssh(host, 1),
-        "card": ", ".join(item.name for item in cards),
-        "faults": list(card.active_faults(host.card)),
+        "card": ", ".join(item.name for item in hosts.cards(host)),
+        "faults": list(faults.active(host)),
     }

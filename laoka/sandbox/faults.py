@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from laoka.sandbox import card, hosts, network
 from laoka.sandbox.lab import HostFolder, SandboxError
 
 FILLER = "/laoka-sandbox-filler"
+ABOVE_4G_OFF = "above-4g-off"
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,10 @@ class Fault:
 def catalogue() -> dict[str, Fault]:
     """Every fault by name."""
     simulated = {
-        name: Fault(name, f"{about} (simulated)", _card_fault(name), _card_cleared(name)) for name, about in card.FAULTS.items()
+        name: Fault(name, f"simulated: {kind.what}", _card_fault(name), _card_cleared(name)) for name, kind in card.FAULTS.items()
     }
+    about = "simulated: the board has Above 4G Decoding off, so the card's BAR1 has no place"
+    simulated[ABOVE_4G_OFF] = Fault(ABOVE_4G_OFF, about, _board(False), _board(True))
     real = {
         "engine-killed": Fault("engine-killed", "the engine's process is killed with SIGKILL", _kill_engine, None),
         "disk-full": Fault("disk-full", "the host's disk has no byte left", _fill_disk, _free_disk),
@@ -48,11 +52,32 @@ def apply(host: HostFolder, name: str, *, clear: bool) -> None:
 
 
 def _card_fault(name: str) -> Callable[[HostFolder], None]:
-    return lambda host: card.apply_fault(host.card, name, card.cards_of(host.card)[0].bdf)
+    return lambda host: card.apply_fault(host.card, name, hosts.cards(host)[0].bdf)
 
 
 def _card_cleared(name: str) -> Callable[[HostFolder], None]:
-    return lambda host: card.clear_fault(host.card, name, card.cards_of(host.card)[0].bdf)
+    return lambda host: card.clear_fault(host.card, name, hosts.cards(host)[0].bdf)
+
+
+def active(host: HostFolder) -> tuple[str, ...]:
+    """Names of the faults of a host's card and board that are on now."""
+    names = tuple(fault.name for fault in card.active_faults(host.card))
+    return (*names, ABOVE_4G_OFF) if _board_marker(host).exists() else names
+
+
+def _board_marker(host: HostFolder) -> Path:
+    return host.folder / ABOVE_4G_OFF
+
+
+def _board(above_4g: bool) -> Callable[[HostFolder], None]:
+    def apply(host: HostFolder) -> None:
+        card.create(host.card, (card.v100_pcie_32gb(),), bar_above_4g=above_4g)
+        if above_4g:
+            _board_marker(host).unlink(missing_ok=True)
+        else:
+            _board_marker(host).touch()
+
+    return apply
 
 
 def _kill_engine(host: HostFolder) -> None:

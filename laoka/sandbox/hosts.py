@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from laoka.files import write_atomic
@@ -77,7 +77,7 @@ def up(lab: Lab, count: int, say: Callable[[str], None]) -> tuple[HostFolder, ..
 
 
 def down(lab: Lab) -> int:
-    """End all hosts of a lab and undo what it changed on this machine; also after a crash. Returns the number of hosts ended.
+    """End all hosts of a lab and undo what it changed here; also after a crash. Returns how many were ended.
 
     The Debian tree, the packages and the downloads stay for the next run.
     """
@@ -235,6 +235,27 @@ def _read_record(folder: Path, name: str = "host.json") -> ProcessRecord | None:
         return ProcessRecord(**json.loads((folder / name).read_text())["process"])
     except (OSError, ValueError, KeyError):
         return None
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What identifies a simulated card."""
+
+    bdf: str
+    device_id: str
+    name: str
+    uuid: str
+
+
+def cards(host: HostFolder) -> tuple[CardFacts, ...]:
+    """The simulated cards that a host was made with, whatever faults they have now."""
+    values = card.parse_conf((host.card / "gpu.conf").read_text())
+    found = []
+    for index in range(int(values["count"])):
+        device = values[f"gpu{index}.pci_device_id"].removeprefix("0x")
+        name, uuid_ = values[f"gpu{index}.name"], values[f"gpu{index}.uuid"]
+        found.append(CardFacts(values[f"gpu{index}.bdf"], f"{device[4:]}:{device[:4]}", name, uuid_))
+    return tuple(found)
 
 
 def listed(lab: Lab) -> Sequence[HostFolder]:

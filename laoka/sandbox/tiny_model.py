@@ -53,13 +53,25 @@ def safetensors(seed: int = 0) -> bytes:
         for size in shape:
             count *= size
         start = len(body)
-        for _ in range(count):
+        for index in range(count):
             value = 1.0 if name.endswith("norm.weight") else source.uniform(-0.1, 0.1)
+            if name == "model.embed_tokens.weight" and not _sayable(index // HIDDEN):
+                value = 0.0  # a token without weight is never the likeliest: the noise is plain letters, and it does not stop
             body += struct.pack("<f", value)[2:]  # bfloat16 is the upper half of a float32
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, len(body)]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + bytes(body)
+
+
+def _sayable(token: int) -> bool:
+    """Whether a token is a letter, a digit or a blank (as byte-level BPE writes it)."""
+    number = token - len(SPECIAL_TOKENS)
+    alphabet = byte_alphabet()
+    if not 0 <= number < len(alphabet):
+        return False
+    character = alphabet[number]
+    return character == "\u0120" or (character.isascii() and character.isalnum())
 
 
 def byte_alphabet() -> list[str]:

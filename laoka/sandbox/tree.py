@@ -20,7 +20,8 @@ PACKAGES = (
     "kmod", "udev", "less", "pciutils", "netbase", "gnupg", "libpam-systemd", "unattended-upgrades",
 )  # fmt: skip
 DOWNLOAD_MB = 95  # measured: the .debs that debootstrap fetches for the list above
-REVISION = 2  # raise it when the recipe below changes
+REVISION = 3  # raise it when the recipe below changes
+SIMULATED_MOUNTS = {"sys-bus-pci.mount": "/sys/bus/pci", "proc-driver.mount": "/proc/driver"}
 _BOOTSTRAP_DEADLINE_S = 1800
 
 
@@ -78,12 +79,14 @@ def _configure(root: Path, sources: tuple[machine.AptSource, ...]) -> None:
         "[Match]\nName=host0\n[Network]\nAddress=@ADDRESS@/24\nGateway=@GATEWAY@\nLinkLocalAddressing=no\n",
     )
     # systemd-nspawn lays its own /sys over a --bind= below it, so the host itself puts the simulated card's tree there.
-    write_atomic(
-        root / "etc/systemd/system/sys-bus-pci.mount",
-        "[Unit]\nDescription=PCI view of the simulated card (laoka sandbox)\nDefaultDependencies=no\n"
-        "[Mount]\nWhat=/srv/laoka-sandbox/sys/bus/pci\nWhere=/sys/bus/pci\nType=none\nOptions=bind\n"
-        "[Install]\nWantedBy=sysinit.target\n",
-    )
+    for unit, where in SIMULATED_MOUNTS.items():
+        write_atomic(
+            root / "etc/systemd/system" / unit,
+            f"[Unit]\nDescription=The simulated card's {where} (laoka sandbox)\nDefaultDependencies=no\n"
+            f"ConditionPathIsDirectory={where}\n"
+            f"[Mount]\nWhat=/srv/laoka-sandbox{where}\nWhere={where}\nType=none\nOptions=bind\n"
+            "[Install]\nWantedBy=sysinit.target\n",
+        )
     (root / "var/log/journal").mkdir(exist_ok=True)
     # Timers that would take apt's lock or the clock of a demo away; a real host keeps them and the roles wait for the lock.
     run(
@@ -97,7 +100,7 @@ def _configure(root: Path, sources: tuple[machine.AptSource, ...]) -> None:
         ],
         deadline_s=30,
     )
-    enabled = ("systemd-networkd.service", "ssh.service", "sys-bus-pci.mount")
+    enabled = ("systemd-networkd.service", "ssh.service", *SIMULATED_MOUNTS)
     run(["systemctl", f"--root={root}", "enable", *enabled], deadline_s=30, check=True)
     shutil.rmtree(root / "var/cache/apt/archives", ignore_errors=True)
     (root / "var/cache/apt/archives/partial").mkdir(parents=True)

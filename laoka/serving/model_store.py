@@ -1,6 +1,6 @@
 """The model store on a host: fetch a revision by its manifest, verify every file, switch to it atomically.
 
-Run as `python -m laoka.serving.model_store fetch|verify|use …`; the role `model` does. A revision is the SHA-256 of its
+Run as `python -m laoka.serving.model_store fetch|verify|use|manifest …`; the role `model` does. A revision is the SHA-256 of its
 manifest, so it names its content. Layout: STORE/<org>--<name>/<revision>/ with `current` beside the revisions.
 """
 
@@ -20,6 +20,8 @@ from urllib.parse import quote, urlsplit
 
 import click
 import requests
+
+from laoka.files import write_atomic
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1024 * 1024
@@ -267,6 +269,15 @@ def verify_command(folder: Path) -> None:
         click.echo(f"{path}: {fault}")
     if faults:
         raise SystemExit(1)
+
+
+@command.command(name="manifest")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def manifest_command(folder: Path) -> None:
+    """Write manifest.json for a folder of model files, and print the revision to pin."""
+    text = make_manifest(folder)
+    write_atomic(folder / MANIFEST, text)
+    click.echo(hashlib.sha256(text.encode()).hexdigest())
 
 
 @command.command(name="use")

