@@ -749,8 +749,8 @@ def _take_away(directory: Path, bdf: str) -> None:
     device = directory / "sys/bus/pci/devices" / bdf
     if device.exists():
         device.rename(directory / "removed" / bdf)
-    for link in (directory / "sys/bus/pci/drivers").glob(f"*/{bdf}"):
-        link.unlink()
+    for driver in (directory / "sys/bus/pci/drivers").iterdir():
+        (driver / bdf).unlink(missing_ok=True)
 
 
 def _put_back(directory: Path, bdf: str) -> None:

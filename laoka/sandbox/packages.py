@@ -198,7 +198,6 @@ def _server_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Pac
     version = driver + UBUNTU
     same = f"(= {version})"
     firmware = f"nvidia-firmware-580-server-{driver}"
-    smi = f"#!/usr/bin/python3\n{SMI_SOURCE.read_text()}".encode()
     packages = [
         Package(
             "libnvidia-compute-580-server",
@@ -217,7 +216,7 @@ def _server_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Pac
             (f"libnvidia-compute-580-server {same}", "python3"),
             ("nvidia-utils-provider",),
             ("nvidia-utils-provider", "nvidia-smi"),
-            {"/usr/bin/nvidia-smi": PackedFile(smi, 0o755)},
+            {"/usr/bin/nvidia-smi": PackedFile(smi_text().encode(), 0o755)},
         ),
         Package(
             "nvidia-compute-utils-580-server",
@@ -401,6 +400,11 @@ def apt_source(folder: str | Path) -> str:
     return f"deb [trusted=yes] file:{folder} ./"
 
 
+def smi_text() -> str:
+    """The simulated nvidia-smi as a program of its own."""
+    return f"#!/usr/bin/python3\n{SMI_SOURCE.read_text()}"
+
+
 def compile_nvml(output: Path, driver: str, gcc: str = "gcc") -> None:
     """Compile the simulated libnvidia-ml.so.1 of driver version `driver` to `output`. Errors: SandboxError."""
     argv = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", f'-DDRIVER_VERSION="{driver}"', "-Wl,-soname,libnvidia-ml.so.1"]
@@ -475,6 +479,8 @@ def _compile(work: Path, gcc: str) -> Binaries:
 def _build_repository(folder: Path, packages: Sequence[Package], architecture: str) -> None:
     pool = folder / "pool"
     pool.mkdir(parents=True)
+    for path in (folder, pool):
+        path.chmod(0o755)  # apt reads as a user of its own
     for package in packages:
         _build_package(folder / "staging", package, architecture, pool)
     index = run(["apt-ftparchive", "packages", "pool"], deadline_s=120, cwd=folder, check=True)
@@ -509,4 +515,5 @@ def _build_package(staging: Path, package: Package, architecture: str, pool: Pat
         path.chmod(0o755)
     target = pool / package.file_name(architecture)
     run(["dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", str(staging), str(target)], deadline_s=60, check=True)
+    target.chmod(0o644)
     shutil.rmtree(staging)

@@ -701,8 +701,8 @@ def _table_rows(gpu: Gpu) -> tuple[str, str, str]:
     mode = cell(lambda: COMPUTE_MODES[gpu.number("ComputeMode")])
     ecc = cell(lambda: gpu.long("TotalEccErrors", UNCORRECTED, VOLATILE))
     fan = "ERR!" if pstate == "ERR!" else "N/A"
-    first = f"{gpu.index:>4}  {cell(lambda: gpu.text('Name')):<25}  {persistence:>6}  "
-    second = f"{fan:>4}  {temperature:>4}   {pstate:>4}".ljust(25) + f"{usage:>7} / {cap:>5} "
+    first = f"{gpu.index:>4}  {cell(lambda: gpu.text('Name')):<31}{persistence:<4}"
+    second = f"{fan:>4}  {temperature:>4}{pstate:>6}".ljust(25) + f"{usage:>7} / {cap:>5} "
     return (
         f"|{first}|   {gpu.bus_id} Off |{ecc:>21} |",
         f"|{second}|{used:>11} / {total:>9} |{cell(lambda: gpu.utilization()[0], '%'):>8} {mode:>12} |",
