@@ -72,9 +72,7 @@ class KernelFact(Row):
     how: Literal["dkms", "prebuilt"] = "dkms"
 
 
-def check(
-    branches: tuple[DriverBranch, ...], releases: tuple[OsRelease, ...], facts: tuple[KernelFact, ...]
-) -> None:
+def check(branches: tuple[DriverBranch, ...], releases: tuple[OsRelease, ...], facts: tuple[KernelFact, ...]) -> None:
     """What the types alone don't say. Errors: CatalogError."""
     for branch in branches:
         if not re.fullmatch(r"\d{3}", branch.id):
@@ -117,5 +115,3 @@ def kernel_facts() -> tuple[KernelFact, ...]:
 def release(name: str) -> OsRelease | None:
     """A distribution release by its id ("ubuntu-24.04"), or None."""
     return by_id(releases()).get(name)
-
-
