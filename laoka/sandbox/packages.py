@@ -5,7 +5,7 @@ scripts that touch only the simulated card. Names, versions and the shape of the
 NVIDIA's CUDA repository, with their traps: the `-open` twins, the branches above 580 that no longer drive a V100, the
 renamed packages of branch 590 and newer, `cuda` and `cuda-drivers`, kernel metapackages that move on. Version 610.43.02 is made up.
 
-Two flat repositories come out: the folder itself, and `trap/` with a transitional nvidia-headless-580-server that pulls 595.
+Two flat repositories come out: the folder itself, and `trap/` with transitional 580-server packages that pull branch 595.
 """
 
 from __future__ import annotations
@@ -182,15 +182,47 @@ def _module_scripts(version: str, flavour: str = "") -> dict[str, str]:
     return {"postinst": postinst, "prerm": _MODULE_PRERM, "triggers": "interest-noawait /usr/src\n"}
 
 
-def _library(version: str, binaries: Binaries, multiarch: str) -> dict[str, PackedFile]:
+def _userspace(driver: str, suffix: str, binaries: Binaries, multiarch: str) -> tuple[Package, Package, Package]:
+    """Library, nvidia-smi and nvidia-persistenced of one driver version; `suffix` ends their names."""
+    version, library = driver + UBUNTU, f"libnvidia-compute{suffix}"
+    same = f"{library} (= {version})"
     folder = f"/usr/lib/{multiarch}".rstrip("/")
-    return {
-        f"{folder}/libnvidia-ml.so.{version}": PackedFile(binaries.nvml[version]),
-        f"{folder}/libnvidia-ml.so.1": PackedFile(link=f"libnvidia-ml.so.{version}"),
-    }
-
-
-_LDCONFIG = {"triggers": "activate-noawait ldconfig\n"}
+    return (
+        Package(
+            library,
+            version,
+            "simulated libnvidia-ml.so.1",
+            ("libc6",),
+            ("libnvidia-compute-provider",),
+            ("libnvidia-compute-provider", "libnvidia-ml1"),
+            {
+                f"{folder}/libnvidia-ml.so.{driver}": PackedFile(binaries.nvml[driver]),
+                f"{folder}/libnvidia-ml.so.1": PackedFile(link=f"libnvidia-ml.so.{driver}"),
+            },
+            {"triggers": "activate-noawait ldconfig\n"},
+        ),
+        Package(
+            f"nvidia-utils{suffix}",
+            version,
+            "simulated nvidia-smi",
+            (same, "python3"),
+            ("nvidia-utils-provider",),
+            ("nvidia-utils-provider", "nvidia-smi"),
+            {"/usr/bin/nvidia-smi": PackedFile(smi_text().encode(), 0o755)},
+        ),
+        Package(
+            f"nvidia-compute-utils{suffix}",
+            version,
+            "nvidia-persistenced for the simulated card",
+            (same,),
+            ("nvidia-compute-utils",),
+            ("nvidia-compute-utils", "nvidia-persistenced"),
+            {
+                "/usr/bin/nvidia-persistenced": PackedFile(binaries.persistenced, 0o755),
+                "/lib/systemd/system/nvidia-persistenced.service": PackedFile(_UNIT.encode()),
+            },
+        ),
+    )
 
 
 def _server_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
@@ -199,37 +231,7 @@ def _server_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Pac
     same = f"(= {version})"
     firmware = f"nvidia-firmware-580-server-{driver}"
     packages = [
-        Package(
-            "libnvidia-compute-580-server",
-            version,
-            "simulated libnvidia-ml.so.1",
-            ("libc6",),
-            ("libnvidia-compute-provider",),
-            ("libnvidia-compute-provider", "libnvidia-ml1"),
-            _library(driver, binaries, multiarch),
-            _LDCONFIG,
-        ),
-        Package(
-            "nvidia-utils-580-server",
-            version,
-            "simulated nvidia-smi",
-            (f"libnvidia-compute-580-server {same}", "python3"),
-            ("nvidia-utils-provider",),
-            ("nvidia-utils-provider", "nvidia-smi"),
-            {"/usr/bin/nvidia-smi": PackedFile(smi_text().encode(), 0o755)},
-        ),
-        Package(
-            "nvidia-compute-utils-580-server",
-            version,
-            "nvidia-persistenced for the simulated card",
-            (f"libnvidia-compute-580-server {same}",),
-            ("nvidia-compute-utils",),
-            ("nvidia-compute-utils", "nvidia-persistenced"),
-            {
-                "/usr/bin/nvidia-persistenced": PackedFile(binaries.persistenced, 0o755),
-                "/lib/systemd/system/nvidia-persistenced.service": PackedFile(_UNIT.encode()),
-            },
-        ),
+        *_userspace(driver, "-580-server", binaries, multiarch),
         Package(firmware, version, "firmware of the driver"),
         Package(
             "nvidia-kernel-common-580-server",
@@ -275,42 +277,30 @@ def _server_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Pac
     return tuple(packages)
 
 
-def _newer_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
-    """The renamed packages of branch 590 and newer: no branch in their names, and no V100."""
-    version = driver + UBUNTU
-    return (
-        Package(
-            "libnvidia-compute",
-            version,
-            "simulated libnvidia-ml.so.1 of a branch that ignores a V100",
-            ("libc6",),
-            ("libnvidia-compute-provider",),
-            ("libnvidia-compute-provider", "libnvidia-ml1"),
-            _library(driver, binaries, multiarch),
-            _LDCONFIG,
-        ),
-        *(
-            Package(
-                f"nvidia-dkms{twin}",
-                version,
-                f"DKMS package of a {words} module that ignores a V100; builds nothing",
-                (),
-                ("nvidia-dkms-kernel",),
-                ("nvidia-dkms-kernel",),
-                scripts=_module_scripts(driver, flavour),
-            )
-            for twin, flavour, words in (("", "", "proprietary"), ("-open", "open", "open"))
-        ),
-    )
+def _newer_module(driver: str, suffix: str) -> Package:
+    """DKMS package of a branch that no longer drives a V100; `suffix` ends its name."""
+    flavour = "open" if suffix.endswith("-open") else ""
+    words = f"DKMS package of {'an open' if flavour else 'a proprietary'} module that ignores a V100; builds nothing"
+    virtual = ("nvidia-dkms-kernel",)
+    scripts = _module_scripts(driver, flavour)
+    return Package(f"nvidia-dkms{suffix}", driver + UBUNTU, words, provides=virtual, conflicts=virtual, scripts=scripts)
 
 
-def _drivers_595() -> tuple[Package, ...]:
-    version = DRIVER_595 + UBUNTU
-    needs = (f"libnvidia-compute (= {version})", f"nvidia-dkms (= {version}) | nvidia-dkms-open (= {version})")
-    return tuple(
-        Package(name, version, "driver of branch 595, which ignores a V100", needs)
-        for name in ("nvidia-driver-595", "nvidia-headless-595-server", "nvidia-driver")
-    )
+def _renamed(driver: str, binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
+    """NVIDIA's packages of branch 590 and newer: no branch in their names, so they follow the newest one."""
+    library, _, _ = _userspace(driver, "", binaries, multiarch)
+    return (library, _newer_module(driver, ""), _newer_module(driver, "-open"))
+
+
+def _branch_595(binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
+    """Branch 595 under Ubuntu's names, and `nvidia-driver`, the name without a branch that follows the newest one."""
+    version, packages = DRIVER_595 + UBUNTU, []
+    for suffix, meta in (("-595", "nvidia-driver-595"), ("-595-server", "nvidia-headless-595-server")):
+        parts = (*_userspace(DRIVER_595, suffix, binaries, multiarch), _newer_module(DRIVER_595, suffix))
+        needs = tuple(f"{part.name} (= {version})" for part in (parts[0], parts[3]))
+        packages += [*parts, Package(meta, version, "driver of branch 595, which ignores a V100", needs)]
+    newest = Package("nvidia-driver", version, "newest driver, which ignores a V100", (f"nvidia-driver-595 (= {version})",))
+    return (*packages, newest)
 
 
 def _cuda() -> tuple[Package, ...]:
@@ -372,23 +362,32 @@ def main_packages(binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
     """The stand-ins of the main repository. `multiarch` is the library folder's name, x86_64-linux-gnu."""
     return (
         *(package for driver in DRIVERS_580 for package in _server_branch(driver, binaries, multiarch)),
-        *(package for driver in (DRIVER_595, DRIVER_610) for package in _newer_branch(driver, binaries, multiarch)),
-        *_drivers_595(),
+        *(package for driver in (DRIVER_595, DRIVER_610) for package in _renamed(driver, binaries, multiarch)),
+        *_branch_595(binaries, multiarch),
         *_cuda(),
         *_kernels(),
     )
 
 
+# Where each package of the 580-server branch leads to when the branch ends.
+_SUCCESSORS = {
+    "nvidia-headless-580-server": "nvidia-headless-595-server",
+    "nvidia-headless-no-dkms-580-server": "nvidia-headless-595-server",
+    "nvidia-dkms-580-server": "nvidia-dkms-595-server",
+    "nvidia-kernel-source-580-server": "nvidia-dkms-595-server",
+    "nvidia-kernel-common-580-server": "nvidia-dkms-595-server",
+    "libnvidia-compute-580-server": "libnvidia-compute-595-server",
+    "nvidia-compute-utils-580-server": "nvidia-compute-utils-595-server",
+    "nvidia-utils-580-server": "nvidia-utils-595-server",
+}
+
+
 def trap_packages() -> tuple[Package, ...]:
-    """What an archive does when a branch ends: the pinned name lives on as a transitional package of the next branch."""
+    """What an archive does when a branch ends: the pinned names live on as transitional packages of the next branch."""
     version = DRIVER_595 + UBUNTU
-    return (
-        Package(
-            "nvidia-headless-580-server",
-            version,
-            "transitional dummy package for nvidia-headless-595-server",
-            (f"nvidia-headless-595-server (= {version})",),
-        ),
+    return tuple(
+        Package(name, version, f"transitional dummy package for {successor}", (f"{successor} (= {version})",))
+        for name, successor in _SUCCESSORS.items()
     )
 
 

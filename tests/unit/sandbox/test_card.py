@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,7 +86,7 @@ def test_config_space_agrees_with_the_text_files(directory: Path) -> None:
     assert len(config) == 4096
     vendor, product = struct.unpack_from("<HH", config, 0)
     assert (vendor, product) == (0x10DE, 0x1DB6)
-    assert config[0x0B], config[0x0A] == (0x03, 0x02)
+    assert (config[0x0B], config[0x0A]) == (0x03, 0x02)
     bar0, low, high = struct.unpack_from("<III", config, 0x10)
     bars = bar_lines(directory)
     assert bar0 == bars[0][0]
@@ -121,7 +123,7 @@ def test_two_cards_do_not_overlap(tmp_path: Path) -> None:
             if end:
                 ranges.append((start, end))
     ranges.sort()
-    assert all(before[1] < after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
     assert (device(tmp_path, "0000:00:02.0") / "device").read_text() == "0x6f04\n"
 
 
@@ -332,7 +334,7 @@ def test_create_again_makes_the_card_healthy_and_keeps_the_folders_that_hosts_ha
 
 
 def test_mistakes_get_one_clear_line(directory: Path, tmp_path: Path) -> None:
-    for call, words in (
+    calls: tuple[tuple[Callable[[], None], str], ...] = (
         (lambda: card.apply_fault(directory, "card-gon", BDF), "no fault of the simulated card is called 'card-gon'"),
         (lambda: card.apply_fault(directory, "hot", BDF, temp=3), "no parameter 'temp': it takes memory_temperature_c"),
         (
@@ -342,7 +344,8 @@ def test_mistakes_get_one_clear_line(directory: Path, tmp_path: Path) -> None:
         (lambda: card.clear_fault(directory, "hot", "0000:04:00.0"), "no simulated card at"),
         (lambda: card.set_value(directory, "gpu0.colour", 1), "has no 'gpu0.colour'"),
         (lambda: card.apply_fault(tmp_path / "nowhere", "hot", BDF), "holds no simulated card"),
-    ):
+    )
+    for call, words in calls:
         with pytest.raises(SandboxError, match=words) as caught:
             call()
         assert "\n" not in str(caught.value)

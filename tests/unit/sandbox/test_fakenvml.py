@@ -74,7 +74,8 @@ def test_the_whole_card(library: Path, directory: Path) -> None:
 nvmlInit()
 h = nvmlDeviceGetHandleByIndex(0)
 pci = nvmlDeviceGetPciInfo(h)
-memory, memory2, bar1 = nvmlDeviceGetMemoryInfo(h), nvmlDeviceGetMemoryInfo(h, version=nvmlMemory_v2), nvmlDeviceGetBAR1MemoryInfo(h)
+memory, memory2 = nvmlDeviceGetMemoryInfo(h), nvmlDeviceGetMemoryInfo(h, version=nvmlMemory_v2)
+bar1 = nvmlDeviceGetBAR1MemoryInfo(h)
 util = nvmlDeviceGetUtilizationRates(h)
 print(json.dumps(dict(
     driver=nvmlSystemGetDriverVersion(), nvml=nvmlSystemGetNVMLVersion(), cuda=nvmlSystemGetCudaDriverVersion(),
@@ -195,7 +196,7 @@ print(json.dumps([before, ask(nvmlDeviceGetHandleByIndex, 2), ask(nvmlDeviceGetH
     ]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="setting a power limit needs root, as on a real card")
+@pytest.mark.skipif(os.geteuid() != 0, reason="setting a power limit needs root; the refusal to others is tested below")
 def test_a_power_limit_is_kept_in_gpu_conf(library: Path, directory: Path) -> None:
     codes = ask(
         library,
@@ -204,7 +205,8 @@ def test_a_power_limit_is_kept_in_gpu_conf(library: Path, directory: Path) -> No
 nvmlInit()
 h = nvmlDeviceGetHandleByIndex(1)
 print(json.dumps([ask(nvmlDeviceSetPowerManagementLimit, h, 149999), ask(nvmlDeviceSetPowerManagementLimit, h, 300001),
-    ask(nvmlDeviceSetPowerManagementLimit, h, 200000), nvmlDeviceGetPowerManagementLimit(h), nvmlDeviceGetPowerManagementDefaultLimit(h),
+    ask(nvmlDeviceSetPowerManagementLimit, h, 200000), nvmlDeviceGetPowerManagementLimit(h),
+    nvmlDeviceGetPowerManagementDefaultLimit(h),
     ask(nvmlDeviceSetPersistenceMode, h, 1), nvmlDeviceGetPersistenceMode(h)]))
 """,
     )

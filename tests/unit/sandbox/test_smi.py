@@ -329,7 +329,7 @@ def test_driver_not_loaded(smi: Smi) -> None:
     card.set_value(smi.directory, "driver_loaded", 0)
     for arguments in ((), ("-L",), ("-q",)):
         assert smi(*arguments, status=9).startswith(
-            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is"
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest"
         )
 
 
