@@ -122,9 +122,10 @@ if [ -f "$card/simulated" ]; then
     echo "NVRM version: NVIDIA UNIX @FLAVOUR@  $version  (stand-in of laoka's sandbox)" > "$card/proc/driver/nvidia/version"
     for device in "$card"/sys/bus/pci/devices/*; do
         [ "$(cat "$device/vendor")" = 0x10de ] || continue
-        # The driver refuses a card whose BAR1 was never assigned; @IGNORES@
-        case "$(sed -n 2p "$device/resource")" in 0x0000000000000000*) continue ;; esac
+        rm -f "$device/driver" "$card/sys/bus/pci/drivers/nvidia/${device##*/}"
         @BIND@
+        # No driver takes a card whose BAR1 was never assigned.
+        case "$(sed -n 2p "$device/resource")" in 0x0000000000000000*) continue ;; esac
         mkdir -p "$card/sys/bus/pci/drivers/nvidia"
         ln -sfn ../../drivers/nvidia "$device/driver"
         ln -sfn "../../devices/${device##*/}" "$card/sys/bus/pci/drivers/nvidia/${device##*/}"
@@ -175,8 +176,7 @@ def _module_scripts(version: str, flavour: str = "") -> dict[str, str]:
     postinst = (
         _MODULE_POSTINST.replace("@VERSION@", version)
         .replace("@FLAVOUR@", words)
-        .replace("@IGNORES@", "this one drives a V100." if drives_volta else "this one ignores a V100.")
-        .replace("        @BIND@\n", "" if drives_volta else "        continue\n")
+        .replace("        @BIND@\n", "" if drives_volta else "        continue  # this module ignores a V100\n")
     )
     # Installed kernels may change later, as DKMS then builds again.
     return {"postinst": postinst, "prerm": _MODULE_PRERM, "triggers": "interest-noawait /usr/src\n"}
