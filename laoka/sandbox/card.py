@@ -6,7 +6,8 @@ Everything lives in one directory per host, which the host sees as /srv/laoka-sa
     gpu.conf         state that the simulated NVML reads on every call, and writes (power limit, persistence mode)
     faults.conf      the active faults; its lines win over gpu.conf, so clearing a fault brings back what was there
     kmsg             kernel log records in the format of /dev/kmsg; a log: clearing a fault takes nothing out
-    sys/bus/pci      what the host has at /sys/bus/pci: root ports and cards as plain directories
+    sys/bus/pci      what the host has at /sys/bus/pci; as there, devices/ holds links that name the path to a device, but the
+                     tree that they lead to (pci0000:00) is beside it, so that one mount shows everything
     proc/driver      what the host can have at /proc/driver; the stand-in kernel module writes nvidia/version there
     kept, removed    originals of files that a fault replaced, and cards that a fault took away
 
@@ -46,8 +47,11 @@ BAR0_BYTES, BAR3_BYTES = 16 * MIB, 32 * MIB
 # Flags as in the kernel's `resource` files.
 MEMORY_32 = 0x40200
 MEMORY_64_PREFETCHABLE = 0x14220C
+WINDOW_64_PREFETCHABLE = 0x102201
+WINDOW_32_PREFETCHABLE = 0x2200
 # Root ports of a Broadwell-EP processor on X99.
 ROOT_PORT_IDS = {1: 0x6F02, 2: 0x6F04, 3: 0x6F08}
+ROOT_BUS = "pci0000:00"
 CONFIG_BYTES = 4096
 UNKNOWN_PROCESS = "pid='<unknown>', name=<unknown>"
 
@@ -278,7 +282,7 @@ def root_port_files(card: SimulatedCard, index: int, *, above_4g: bool) -> dict[
     struct.pack_into("<HH", config, 0x20, bars.bar0 >> 16 & 0xFFF0, bars.bar0 >> 16 & 0xFFF0)
     struct.pack_into("<HH", config, 0x24, start >> 16 & 0xFFF0 | kind, end >> 16 & 0xFFF0 | kind)
     struct.pack_into("<II", config, 0x28, start >> 32, end >> 32)
-    flags = MEMORY_64_PREFETCHABLE & ~0xC if bars.window_64bit else 0x2200
+    flags = WINDOW_64_PREFETCHABLE if bars.window_64bit else WINDOW_32_PREFETCHABLE
     regions = [(0, 0, 0)] * 13 + [(0, 0, 0), (bars.bar0, BAR0_BYTES, 0x200), (start, end - start + 1, flags)]
     errors = {f"aer_rootport_total_err_{kind}": "0\n" for kind in ("cor", "nonfatal", "fatal")}
     return {
@@ -561,8 +565,10 @@ def create(directory: Path, cards: Iterable[SimulatedCard], *, bar_above_4g: boo
     if len(cards) * WINDOW_STEP_BYTES > MMIO_HIGH_BYTES:
         raise SandboxError(f"{len(cards)} simulated cards: the simulated board has room for {MMIO_HIGH_BYTES // WINDOW_STEP_BYTES}")
     pci = directory / "sys/bus/pci"
-    for folder in (pci / "devices", pci / "drivers/pcieport", pci / "slots", directory / "proc/driver", directory / "removed"):
-        folder.mkdir(parents=True, exist_ok=True)
+    for folder in ("devices", "drivers/pcieport", "slots", ROOT_BUS):
+        (pci / folder).mkdir(parents=True, exist_ok=True)
+    for folder in ("proc/driver", "removed"):
+        (directory / folder).mkdir(parents=True, exist_ok=True)
     with _locked(directory):
         write_atomic(directory / "simulated", MARKER)
         for name, content in {"rescan": "", "drivers_probe": "", "drivers_autoprobe": "1\n", "resource_alignment": "\n"}.items():
@@ -572,11 +578,12 @@ def create(directory: Path, cards: Iterable[SimulatedCard], *, bar_above_4g: boo
         for index, card in enumerate(cards):
             devices[card.root_port] = root_port_files(card, index, above_4g=bar_above_4g)
             devices[card.bdf] = card_files(card, index, above_4g=bar_above_4g)
-        for old in [*(pci / "devices").iterdir(), *(directory / "removed").iterdir()]:
+        for link in [*(pci / "devices").iterdir(), *(pci / "drivers").glob("*/0000:*")]:
+            if link.name not in devices or link.parent.name != "devices":
+                link.unlink()
+        for old in [*(pci / ROOT_BUS).iterdir(), *(directory / "removed").iterdir()]:
             if old.name not in devices or old.parent.name == "removed":
                 shutil.rmtree(old)
-        for link in (pci / "drivers").glob("*/0000:*"):
-            link.unlink()
         for bdf, files in devices.items():
             _put_device(directory, bdf, files)
         for card in cards:
@@ -714,26 +721,37 @@ def _log(directory: Path, lines: Iterable[str], *, level: int = 3) -> None:
         stream.write("".join(records))
 
 
+def _place(bdf: str) -> str:
+    """Where a device is in sys/bus/pci: a root port on the root bus, a card below its root port."""
+    bus = bdf.split(":")[1]
+    return f"{ROOT_BUS}/{bdf}" if bus == "00" else f"{ROOT_BUS}/0000:00:{bus}.0/{bdf}"
+
+
 def _put_device(directory: Path, bdf: str, files: Mapping[str, str | bytes]) -> None:
-    """Put a complete device directory in place by rename."""
-    staging, target = directory / f"removed/.new-{bdf}", directory / "sys/bus/pci/devices" / bdf
+    """Put a complete device directory in place by rename, and its link."""
+    pci = directory / "sys/bus/pci"
+    staging, target, old = directory / f"removed/.new-{bdf}", pci / _place(bdf), directory / f"removed/.old-{bdf}"
     for name, content in files.items():
         path = staging / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     if target.exists():
-        old = directory / f"removed/.old-{bdf}"
         target.rename(old)
-        staging.rename(target)
-        shutil.rmtree(old)
-    else:
-        staging.rename(target)
+    staging.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+    _link_device(directory, bdf)
+
+
+def _link_device(directory: Path, bdf: str) -> None:
+    link = directory / "sys/bus/pci/devices" / bdf
+    if not link.is_symlink():
+        link.symlink_to(f"../{_place(bdf)}")
 
 
 def _device(directory: Path, bdf: str) -> Path:
     """The card's directory, wherever it is now."""
     removed = directory / "removed" / bdf
-    return removed if removed.exists() else directory / "sys/bus/pci/devices" / bdf
+    return removed if removed.exists() else directory / "sys/bus/pci" / _place(bdf)
 
 
 def _link_to_driver(directory: Path, bdf: str) -> None:
@@ -746,17 +764,19 @@ def _link_to_driver(directory: Path, bdf: str) -> None:
 
 
 def _take_away(directory: Path, bdf: str) -> None:
-    device = directory / "sys/bus/pci/devices" / bdf
-    if device.exists():
-        device.rename(directory / "removed" / bdf)
-    for driver in (directory / "sys/bus/pci/drivers").iterdir():
+    pci = directory / "sys/bus/pci"
+    (pci / "devices" / bdf).unlink(missing_ok=True)
+    if (pci / _place(bdf)).exists():
+        (pci / _place(bdf)).rename(directory / "removed" / bdf)
+    for driver in (pci / "drivers").iterdir():
         (driver / bdf).unlink(missing_ok=True)
 
 
 def _put_back(directory: Path, bdf: str) -> None:
     removed = directory / "removed" / bdf
     if removed.exists():
-        removed.rename(directory / "sys/bus/pci/devices" / bdf)
+        removed.rename(directory / "sys/bus/pci" / _place(bdf))
+    _link_device(directory, bdf)
     _link_to_driver(directory, bdf)
 
 

@@ -127,7 +127,7 @@ if [ -f "$card/simulated" ]; then
         # No driver takes a card whose BAR1 was never assigned.
         case "$(sed -n 2p "$device/resource")" in 0x0000000000000000*) continue ;; esac
         mkdir -p "$card/sys/bus/pci/drivers/nvidia"
-        ln -sfn ../../drivers/nvidia "$device/driver"
+        ln -sfn ../../../drivers/nvidia "$device/driver"
         ln -sfn "../../devices/${device##*/}" "$card/sys/bus/pci/drivers/nvidia/${device##*/}"
     done
 fi

@@ -101,6 +101,19 @@ def test_root_port_leads_to_the_card(directory: Path) -> None:
     assert (port / "config").read_bytes()[0x19] == 0x03  # secondary bus
     assert (port / "driver").resolve() == (directory / "sys/bus/pci/drivers/pcieport").resolve()
     assert (directory / "sys/bus/pci/slots/3/address").read_text() == "0000:03:00\n"
+    # The target of the link names root bus and bridges, as on a real host.
+    assert str(device(directory).readlink()) == "../pci0000:00/0000:00:03.0/0000:03:00.0"
+    assert device(directory).resolve().parent == port.resolve()
+
+
+@pytest.mark.parametrize(("above_4g", "flags", "kind"), [(True, 0x102201, 1), (False, 0x2200, 0)])
+def test_the_bridge_window_is_64_bit_only_with_above_4g(tmp_path: Path, above_4g: bool, flags: int, kind: int) -> None:
+    card.create(tmp_path, (card.v100_pcie_32gb(),), bar_above_4g=above_4g)
+    port = device(tmp_path, "0000:00:03.0")
+    start, end, found = (int(number, 16) for number in (port / "resource").read_text().splitlines()[15].split())
+    assert found == flags
+    assert (start >= 4 * GIB, end >= 4 * GIB) == (above_4g, above_4g)
+    assert (port / "config").read_bytes()[0x24] & 0xF == kind
 
 
 def test_no_driver_is_bound_before_one_is_installed(directory: Path) -> None:
@@ -247,7 +260,8 @@ def test_overlapping_faults_are_cleared_in_any_order(directory: Path, first: str
 
 def test_card_gone(directory: Path) -> None:
     card.apply_fault(directory, "card-gone", BDF)
-    assert not device(directory).exists()
+    assert not device(directory).is_symlink()
+    assert not list((directory / "sys").rglob(BDF))
     assert messages(directory)[-4:] == [
         "NVRM: GPU at PCI:0000:03:00: GPU-00000000-5a1d-4000-8000-000000000001",
         "NVRM: GPU Board Serial Number: 1500000000001",
@@ -259,7 +273,7 @@ def test_card_gone(directory: Path) -> None:
 def test_card_gone_takes_its_driver_link_along(directory: Path) -> None:
     driver = directory / "sys/bus/pci/drivers/nvidia"
     driver.mkdir()
-    (device(directory) / "driver").symlink_to("../../drivers/nvidia")
+    (device(directory) / "driver").symlink_to("../../../drivers/nvidia")
     (driver / BDF).symlink_to(f"../../devices/{BDF}")
     card.apply_fault(directory, "card-gone", BDF)
     assert list(driver.iterdir()) == []
