@@ -1,11 +1,11 @@
 """Kernel, driver and CUDA. Run: pyinfra inventories/lab.py deploys/driver.py"""
 
 from pyinfra.context import host
-from roles.firmware.deploy import firmware
 
 from roles.base.deploy import base
 from roles.cuda.deploy import cuda
 from roles.driver.deploy import driver
+from roles.firmware.deploy import firmware
 from roles.kernel.deploy import kernel
 from roles.registry import ALL_SETTINGS
 from roles.settings import check_host

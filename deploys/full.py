@@ -1,7 +1,6 @@
 """Bare host to answering endpoint: every role, in order. Run: pyinfra inventories/lab.py deploys/full.py"""
 
 from pyinfra.context import host
-from roles.firmware.deploy import firmware
 from roles.watchdog.deploy import watchdog
 
 from roles.agent.deploy import agent
@@ -10,6 +9,7 @@ from roles.cuda.deploy import cuda
 from roles.dflash2.deploy import dflash2
 from roles.driver.deploy import driver
 from roles.engine.deploy import engine, engine_gate
+from roles.firmware.deploy import firmware
 from roles.gateway.deploy import gateway
 from roles.kernel.deploy import kernel
 from roles.model.deploy import model

@@ -1,10 +1,10 @@
 """The model's files. Run: pyinfra inventories/lab.py deploys/model.py"""
 
 from pyinfra.context import host
-from roles.firmware.deploy import firmware
 
 from roles.agent.deploy import agent
 from roles.base.deploy import base
+from roles.firmware.deploy import firmware
 from roles.model.deploy import model
 from roles.registry import ALL_SETTINGS
 from roles.settings import check_host

@@ -1,8 +1,8 @@
 """Metrics and log limits. Run: pyinfra inventories/lab.py deploys/monitoring.py"""
 
 from pyinfra.context import host
-from roles.firmware.deploy import firmware
 
+from roles.firmware.deploy import firmware
 from roles.monitoring.deploy import monitoring
 from roles.registry import ALL_SETTINGS
 from roles.settings import check_host

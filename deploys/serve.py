@@ -1,10 +1,10 @@
 """The model server and its front door. Run: pyinfra inventories/lab.py deploys/serve.py"""
 
 from pyinfra.context import host
-from roles.firmware.deploy import firmware
 
 from roles.agent.deploy import agent
 from roles.base.deploy import base
+from roles.firmware.deploy import firmware
 from roles.gateway.deploy import gateway
 from roles.registry import ALL_SETTINGS
 from roles.serve.deploy import serve

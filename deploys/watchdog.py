@@ -1,11 +1,11 @@
 """The watchdog. Run: pyinfra inventories/lab.py deploys/watchdog.py"""
 
 from pyinfra.context import host
-from roles.firmware.deploy import firmware
 from roles.watchdog.deploy import watchdog
 
 from roles.agent.deploy import agent
 from roles.base.deploy import base
+from roles.firmware.deploy import firmware
 from roles.registry import ALL_SETTINGS
 from roles.settings import check_host
 

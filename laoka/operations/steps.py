@@ -13,7 +13,6 @@ from pyinfra.facts.files import Link
 from laoka.facts.system import (
     AptHolds,
     AptListsStale,
-    HttpAnswers,
     InstalledOf,
     StampText,
     UnitRuns,
@@ -51,8 +50,14 @@ def until_stamped(stamp: str, text: str, commands: list[str]) -> Commands:
     if host.get_fact(StampText, path=stamp) == text:
         host.noop(f"{stamp} says {text}")
         return
-    yield from commands
+    for command in commands:
+        yield locked(command)
     yield write_stamp(stamp, text)
+
+
+def locked(command: str) -> str:
+    """A command that waits for its like: when a run is killed, its last command goes on on the host, and two would collide."""
+    return f"mkdir -p {STAMPS} && flock -w 1800 {STAMPS}/lock sh -c {shlex.quote(command)}"
 
 
 def write_stamp(stamp: str, text: str) -> str:
@@ -75,11 +80,15 @@ def switch_link(path: str, target: str) -> Commands:
 
 
 @operation()
-def apt_hold(packages: list[str]) -> Commands:
-    """Put packages on hold, so that no upgrade moves them; those that are not installed are left out."""
+def apt_hold(packages: list[str], certain: list[str]) -> Commands:
+    """Put packages on hold, so that no upgrade moves them.
+
+    + packages: names and globs; those that are not installed are left out
+    + certain: names that are installed by the time this runs; a dry run counts them although they are not there yet
+    """
     installed = host.get_fact(InstalledOf, patterns=packages)
     held: list[str] = host.get_fact(AptHolds)
-    missing = sorted(set(installed).difference(held))
+    missing = sorted({*installed, *certain}.difference(held))
     if missing:
         yield f"apt-mark hold {' '.join(shlex.quote(name) for name in missing)}"
     else:
@@ -110,20 +119,22 @@ def apt_install(packages: list[str]) -> Commands:
 
 
 @operation()
-def run_unit(unit: str, config: list[str]) -> Commands:
-    """Have a unit enabled and running with the configuration that is on disk now.
+def run_unit(unit: str, config: list[str], test: str = "true", test_deadline_s: int = 30) -> Commands:
+    """Have a unit enabled and running with the configuration that is on disk now, and doing its work.
 
     + unit: name with its suffix
     + config: files and links that make up its configuration; a change of any restarts the unit
+    + test: shell command that succeeds when the unit does its work; a unit that fails it is restarted
+    + test_deadline_s: how long after a start it may take until the test succeeds
 
     What it started well with is noted on the host, so a run killed between writing a file and the restart is caught up.
     `systemctl restart` returns when the unit says that it is ready (Type=notify, or ExecStartPost), so a unit that dies on
     its way up fails this operation.
     """
     stamp = f"{STAMPS}/{unit}.config"
-    state = host.get_fact(UnitRuns, unit=unit, paths=config, stamp=stamp)
-    if state.active and state.enabled and state.config_sha256 == state.running_sha256:
-        host.noop(f"{unit} runs with the present configuration")
+    state = host.get_fact(UnitRuns, unit=unit, paths=config, stamp=stamp, test=test)
+    if state.active and state.enabled and state.config_sha256 == state.running_sha256 and state.works:
+        host.noop(f"{unit} runs with the present configuration, and works")
         return
     quoted = shlex.quote(unit)
     yield "systemctl daemon-reload"
@@ -134,18 +145,26 @@ def run_unit(unit: str, config: list[str]) -> Commands:
         f"journalctl -u {quoted} -n 25 --no-pager -o cat >&2; exit 1; }}"
     )
     yield f"systemctl is-active {quoted}"
-    folder = STAMPS
-    yield f"mkdir -p {folder} && {{ {config_hash_command(config)}; }} > {stamp}.new && mv {stamp}.new {stamp}"
+    yield wait_for(test, test_deadline_s, f"{unit} runs, but after {test_deadline_s} s this still fails: {test}")
+    yield f"mkdir -p {STAMPS} && {{ {config_hash_command(config)}; }} > {stamp}.new && mv {stamp}.new {stamp}"
 
 
-@operation()
-def expect_http(url: str, needle: str, deadline_s: int = 30) -> Commands:
-    """Have a loopback URL answer with a text that contains `needle`; waits for it when it does not yet."""
-    if host.get_fact(HttpAnswers, url=url, needle=needle):
-        host.noop(f"{url} answers")
-        return
-    test = f"curl -sf -m 5 {shlex.quote(url)} | grep -qF -- {shlex.quote(needle)}"
-    yield (
-        f"i=0; until {test}; do i=$((i+1)); [ $i -lt {deadline_s} ] || "
-        f"{{ echo {shlex.quote(f'{url} did not answer with {needle} in {deadline_s} s')} >&2; exit 1; }}; sleep 1; done"
+def wait_for(test: str, deadline_s: int, complaint: str) -> str:
+    """Shell text that repeats a test every second until it succeeds; fails with a message after the deadline."""
+    return (
+        f"end=$(( $(date +%s) + {deadline_s} )); until {{ {test}; }} >/dev/null 2>&1; do "
+        f'[ "$(date +%s)" -lt "$end" ] || {{ echo {shlex.quote(complaint)} >&2; exit 1; }}; sleep 1; done'
     )
+
+
+def http_test(url: str, needle: str) -> str:
+    """Shell text that succeeds when a loopback URL answers, in 5 seconds, with a text that contains `needle`."""
+    return f"curl -sf -m 5 {shlex.quote(url)} | grep -qF -- {shlex.quote(needle)}"
+
+
+def completion_test(python: str, url: str, model: str, *, judge_text: bool) -> str:
+    """Shell text that succeeds when a short completion comes back from the server, asked with the host's own laoka."""
+    words = [
+        python, "-m", "laoka.serving.completion", "ask", "--url", url, "--model", model, "--max-tokens", "8", "--deadline-s", "30",
+    ]  # fmt: skip
+    return " ".join(shlex.quote(word) for word in words) + ("" if judge_text else " --no-judge-text")

@@ -29,7 +29,7 @@ def cuda() -> None:
     package = f"cuda-toolkit-{settings.cuda_toolkit}"
     home = f"/usr/local/cuda-{settings.cuda_toolkit.replace('-', '.')}"
     apt_install(name=f"Install {package}", packages=[package])
-    apt_hold(name="Hold the toolkit", packages=[package])
+    apt_hold(name="Hold the toolkit", packages=[package], certain=[package])
     files.put(
         name="CUDA_HOME for shells",
         src=StringIO(f"export CUDA_HOME={home}\nexport PATH=$CUDA_HOME/bin:$PATH\n"),

@@ -96,4 +96,4 @@ def driver() -> None:
         commands=["if command -v update-initramfs >/dev/null; then update-initramfs -u -k all; fi"],
     )
     apt_install(name=f"Install {', '.join(settings.driver_packages)}", packages=list(settings.driver_packages))
-    apt_hold(name="Hold the driver", packages=list(wanted_globs(branch)))
+    apt_hold(name="Hold the driver", packages=list(wanted_globs(branch)), certain=list(settings.driver_packages))

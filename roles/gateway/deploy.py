@@ -9,7 +9,7 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from laoka.operations.steps import apt_install, expect_http, run_unit
+from laoka.operations.steps import apt_install, http_test, run_unit
 from roles.serve.deploy import ServeSettings
 from roles.settings import RoleSettings
 
@@ -37,11 +37,12 @@ def gateway() -> None:
         name="Configuration", src=str(TEMPLATE), dest=CONFIG, mode="644", listen=settings.gateway_listen,
         port=serving.serve_port, max_requests=settings.gateway_max_requests, check_body=body,
     )  # fmt: skip
-    run_unit(name="haproxy runs", unit="haproxy.service", config=[CONFIG], _timeout=120)
     port = settings.gateway_listen.rsplit(":", 1)[1]
-    expect_http(
-        name="The model answers through it",
-        url=f"http://127.0.0.1:{port}/v1/models",
-        needle=serving.served_model_name,
-        deadline_s=60,
+    run_unit(
+        name="haproxy runs, and the model answers through it",
+        unit="haproxy.service",
+        config=[CONFIG],
+        test=http_test(f"http://127.0.0.1:{port}/v1/models", serving.served_model_name),
+        test_deadline_s=60,
+        _timeout=120,
     )

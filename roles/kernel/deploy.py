@@ -29,4 +29,4 @@ def kernel() -> None:
     else:
         running = host.get_fact(KernelVersion)
         wanted = tuple(f"linux-{part}-{running}" for part in ("image", "headers", "modules", "modules-extra"))
-    apt_hold(name="Hold the kernel", packages=[*wanted, *METAS])
+    apt_hold(name="Hold the kernel", packages=[*wanted, *METAS], certain=list(settings.kernel_packages or ()))

@@ -8,8 +8,7 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files, server
 
-from laoka.operations.serving import expect_completion
-from laoka.operations.steps import run_unit
+from laoka.operations.steps import completion_test, run_unit
 from roles.agent.deploy import PYTHON
 from roles.engine.commands import ENGINES
 from roles.model.deploy import CURRENT
@@ -68,24 +67,12 @@ def serve() -> None:
         served_model_name=settings.served_model_name, start_deadline_s=settings.serve_start_deadline_s,
         judge_text=settings.serve_judge_text,
     )  # fmt: skip
+    url = f"http://127.0.0.1:{settings.serve_port}"
     run_unit(
-        name="qwen-serve runs, and a completion came back",
+        name="qwen-serve runs, and a completion comes back",
         unit=UNIT,
-        config=[
-            f"/etc/systemd/system/{UNIT}",
-            "/etc/qwen-serve/vllm.yaml",
-            "/etc/qwen-serve/env",
-            f"{ENGINES}/current",
-            CURRENT,
-        ],
-        _timeout=settings.serve_start_deadline_s + 120,
-    )
-    expect_completion(
-        name="It answers now",
-        python=PYTHON,
-        url=f"http://127.0.0.1:{settings.serve_port}",
-        model=settings.served_model_name,
-        unit=UNIT,
-        judge_text=settings.serve_judge_text,
+        config=[f"/etc/systemd/system/{UNIT}", "/etc/qwen-serve/vllm.yaml", "/etc/qwen-serve/env", f"{ENGINES}/current", CURRENT],
+        test=completion_test(PYTHON, url, settings.served_model_name, judge_text=settings.serve_judge_text),
+        test_deadline_s=60,
         _timeout=settings.serve_start_deadline_s + 120,
     )

@@ -1,0 +1,50 @@
+"""Writes docs/inventory.md from the types of the settings: `python -m roles.reference > docs/inventory.md`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+
+from roles.registry import ALL_SETTINGS
+from roles.settings import RoleSettings
+
+HEAD = """\
+# Inventory keys
+
+Every key that laoka reads from an inventory, by role. Generated from the types of the settings; do not edit it by hand.
+
+A key stands in a host's data, its group's data, or `inventories/group_data/`; the host's own wins. Besides these, pyinfra's own keys are
+allowed (`ssh_hostname`, `ssh_user`, `ssh_key`, `ssh_config_file`, `_sudo`, ...). Anything else stops the run before anything changes.
+"""
+
+
+def documented(cls: type[RoleSettings]) -> dict[str, tuple[str, str, str]]:
+    """Of each field: its type as written, its default as written, and the text below it."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, tuple[str, str, str]] = {}
+    for item, after in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            about = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                about = " ".join(str(after.value.value).split())
+            default = "" if item.value is None else ast.unparse(item.value)
+            found[item.target.id] = (ast.unparse(item.annotation), default, about)
+    return found
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    parts = [HEAD]
+    for cls in ALL_SETTINGS:
+        parts.append(f"\n## {(cls.__doc__ or '').splitlines()[0].removeprefix('Settings of ').rstrip('.').capitalize()}\n")
+        parts.append("| key | type | default | what it is |\n| --- | --- | --- | --- |")
+        for key, cells in documented(cls).items():
+            kind, default, about = (cell.replace("|", "\\|") for cell in cells)
+            parts.append(f"| `{key}` | `{kind}` | `{default}` | {about} |")
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

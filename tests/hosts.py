@@ -1,0 +1,72 @@
+"""What tests on sandbox hosts share: running pyinfra as a user would, and waiting for a condition with a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from laoka.sandbox.lab import Lab
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What a run of pyinfra said, by its --json output."""
+
+    status: int
+    document: dict[str, Any] | None
+    stderr: str
+
+    def planned(self, host: str) -> list[str]:
+        """Names of operations that would change `host`, in order."""
+        assert self.document is not None, self.stderr
+        return [item["name"] for item in self.document["plan"] if host in item["hosts_with_change"]]
+
+    def changed(self, host: str) -> list[str]:
+        """Names of operations that changed `host`, in order."""
+        assert self.document is not None, self.stderr
+        return [item["name"] for item in self.document["results"]["operations"] if host in item["success"]]
+
+    def failed(self, host: str) -> list[str]:
+        """Names of operations that failed on `host` (those that did not run any more included)."""
+        assert self.document is not None, self.stderr
+        return [item["name"] for item in self.document["results"]["operations"] if host in item["error"]]
+
+
+def environment(lab: Lab) -> dict[str, str]:
+    return {**os.environ, "LAOKA_SANDBOX_LAB": lab.name, "LAOKA_SANDBOX_DIR": str(lab.state), "PYINFRA_PROGRESS": "off"}
+
+
+def pyinfra_argv(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("pyinfra")), *arguments]
+
+
+def pyinfra(lab: Lab, *arguments: str, deadline_s: float = 1500) -> Deployed:
+    """Run pyinfra with --json. Arguments come before `inventory deploy`."""
+    done = subprocess.run(
+        pyinfra_argv("--json", *arguments), cwd=ROOT, env=environment(lab), capture_output=True, text=True, timeout=deadline_s
+    )
+    try:
+        document = json.loads(done.stdout)
+    except ValueError:
+        document = None
+    return Deployed(done.returncode, document, done.stderr)
+
+
+def until(condition: Callable[[], Any], deadline_s: float, what: str) -> Any:
+    """Wait until `condition()` is true and return its value; fail with `what` after the deadline."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"after {deadline_s} s still not: {what}"
+        time.sleep(0.2)

@@ -1,0 +1,39 @@
+"""A deploy for test_steps.py: every operation of laoka.operations.steps once."""
+
+from io import StringIO
+
+from pyinfra.operations import files
+
+from laoka.operations.steps import (
+    apt_hold,
+    apt_install,
+    apt_update_when_stale,
+    http_test,
+    refuse,
+    run_unit,
+    switch_link,
+    until_stamped,
+)
+
+UNIT = """\
+[Service]
+ExecStart=/usr/bin/python3 -m http.server --bind 127.0.0.1 8123 --directory /srv
+[Install]
+WantedBy=multi-user.target
+"""
+
+refuse(name="refuse nothing", lines=[])
+files.put(name="source", src=StringIO("# empty\n"), dest="/etc/apt/sources.list.d/test.list")
+apt_update_when_stale(name="update")
+apt_install(name="install", packages=["hello"])
+apt_hold(name="hold", packages=["hell*"], certain=["hello"])
+until_stamped(name="stamped", stamp="/srv/stamp", text="v1", commands=["echo ran >> /srv/ran"])
+files.directory(name="target", path="/srv/a-1")
+switch_link(name="switch", path="/srv/current", target="a-1")
+files.put(name="unit file", src=StringIO(UNIT), dest="/etc/systemd/system/small.service")
+run_unit(
+    name="run",
+    unit="small.service",
+    config=["/etc/systemd/system/small.service", "/srv/current"],
+    test=http_test("http://127.0.0.1:8123/", "stamp"),
+)
