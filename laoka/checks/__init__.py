@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 # Importing an area's module registers its checks.
-from laoka.checks import cards, firmware, platform
+from laoka.checks import cards, driver, ecc, firmware, kernel, leftovers, pcie, platform, power, system, thermal, xid
 from laoka.checks.finding import SEVERITIES, Finding, Severity, worst
 from laoka.checks.registry import CHECKS, Wanted, run_one
 from laoka.host.report import HostReport
 
 __all__ = ["CHECKS", "Finding", "gate", "run", "verdict"]
 
-AREAS = tuple(module.__name__.rsplit(".", 1)[-1] for module in (platform, firmware, cards))
+_MODULES = (platform, firmware, cards, pcie, power, thermal, ecc, xid, driver, kernel, system, leftovers)
+AREAS = tuple(module.__name__.rsplit(".", 1)[-1] for module in _MODULES)
+    module.__name__.rsplit(".", 1)[-1]
+    for module in (platform, firmware, cards, pcie, power, thermal, ecc, xid, driver, kernel, system, leftovers)
+)
 
 
 def run(report: HostReport, *, expected_gpus: int | None = None, only: Iterable[str] = ()) -> tuple[Finding, ...]:

@@ -52,5 +52,5 @@ def read_nvidia(sections: Sections) -> Nvidia:
 
 def read_bios_menu(text: str) -> tuple[tuple[str, str], ...]:
     """`Setting: [Value]` pairs, as people write BIOS menus down."""
-    found = re.findall(r"(?:^|[>;])\s*([^>;:\[\]]+): \[([^\]]*)\]", text, re.MULTILINE)
+    found = re.findall(r"([^>;:\[\]\n]+): \[([^\]\n]*)\]", text)
     return tuple((name.strip(), value.strip()) for name, value in found)
