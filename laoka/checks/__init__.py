@@ -14,9 +14,6 @@ __all__ = ["CHECKS", "Finding", "gate", "run", "verdict"]
 
 _MODULES = (platform, firmware, cards, pcie, power, thermal, ecc, xid, driver, kernel, system, leftovers)
 AREAS = tuple(module.__name__.rsplit(".", 1)[-1] for module in _MODULES)
-    module.__name__.rsplit(".", 1)[-1]
-    for module in (platform, firmware, cards, pcie, power, thermal, ecc, xid, driver, kernel, system, leftovers)
-)
 
 
 def run(report: HostReport, *, expected_gpus: int | None = None, only: Iterable[str] = ()) -> tuple[Finding, ...]:
