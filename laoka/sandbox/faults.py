@@ -104,4 +104,4 @@ def _free_disk(host: HostFolder) -> None:
 
 
 def _cut(cut_off: bool) -> Callable[[HostFolder], None]:
-    return lambda host: network.cut(f"vb-{host.machine}", cut_off=cut_off)
+    return lambda host: network.cut(host.interface, cut_off=cut_off)

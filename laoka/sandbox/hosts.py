@@ -91,6 +91,7 @@ def down(lab: Lab) -> int:
             # The container's own PID 1 outlives systemd-nspawn; it is known by its root file system, not by its name.
             processes.end(ProcessRecord(pid, processes.start_ticks(pid) or 0))
         for folder in folders:
+            network.remove(lab.host(int(folder.name.removeprefix("v100-"))).interface)
             _unmount_below(folder)
             shutil.rmtree(folder)
         running = _read_record(lab.folder, "endpoint.json")
@@ -195,6 +196,7 @@ def _end_leftovers(host: HostFolder) -> None:
     for folder, pid in _leaders(host.lab):
         if folder == host.name:
             processes.end(ProcessRecord(pid, processes.start_ticks(pid) or 0))
+    network.remove(host.interface)
 
 
 def _leaders(lab: Lab) -> list[tuple[str, int]]:

@@ -92,8 +92,13 @@ class HostFolder:
 
     @property
     def machine(self) -> str:
-        """The name for systemd-nspawn; the interface vb-NAME must fit in 15 characters."""
+        """The name for systemd-nspawn; with `vb-` before it, it must fit in an interface name's 15 characters."""
         return f"lk-{self.lab.name}-{self.number}"
+
+    @property
+    def interface(self) -> str:
+        """The host's end on the lab's bridge, as systemd-nspawn names it."""
+        return f"vb-{self.machine}"
 
     @property
     def address(self) -> str:

@@ -67,6 +67,12 @@ def down(lab: Lab) -> None:
     (lab.state / "machine.json").unlink(missing_ok=True)
 
 
+def remove(interface: str) -> None:
+    """Take away a host's end on the bridge: the kernel keeps it a while after the host is gone, and a new one could not come up."""
+    if Path(f"/sys/class/net/{interface}").exists():
+        run(["ip", "link", "delete", interface], deadline_s=10)
+
+
 def cut(interface: str, *, cut_off: bool) -> None:
     """Take one host off the bridge's network, or put it back. Errors: ProcessError."""
     run(["ip", "link", "set", interface, "down" if cut_off else "up"], deadline_s=10, check=True)

@@ -17,7 +17,7 @@ def test_labs_have_networks_and_folders_of_their_own(tmp_path: Path) -> None:
 
 def test_interface_names_fit_the_kernels_limit(tmp_path: Path) -> None:
     for name in lab.LAB_NETWORKS:
-        assert len(f"vb-{open_lab(name, tmp_path).host(99).machine}") <= 15  # IFNAMSIZ is 16 with the closing zero
+        assert len(open_lab(name, tmp_path).host(99).interface) <= 15  # IFNAMSIZ is 16 with the closing zero
 
 
 def test_an_unknown_lab_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
