@@ -1,0 +1,263 @@
+"""The watchdog's main loop: takes what sensors say, keeps incidents, queues alerts, says that it lives.
+
+It observes only. Nothing here waits for a card, a driver or a network: those waits are in threads of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from laoka.agent import channels, incidents, outbox, state, store, wording
+from laoka.agent.config import Config
+from laoka.agent.incidents import Incident, Now, Step
+from laoka.agent.kernel_log import Position
+from laoka.agent.metrics import Metrics
+from laoka.agent.notify import Notifier
+from laoka.agent.sensors import Sensors
+from laoka.agent.signals import Reading, Signal
+from laoka.catalog.messages import text
+from laoka.files import write_atomic
+
+STATE_EVERY_S = 2.0
+URLS_AGAIN_S = 30.0
+BATCH = 200
+NOTES_KEPT = 10
+
+
+def say(line: str) -> None:
+    """A line for the journal."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Daemon:
+    """Everything that the main loop holds."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.folder = Path(config.state_dir)
+        self.incident_folder = self.folder / "incidents"
+        self.position_file = self.folder / "kernel-log.json"
+        self.sensors = Sensors(config)
+        self.outbox = outbox.Outbox(self.folder / "outbox", per_hour=config.alerts_per_hour)
+        self.metrics = Metrics(config)
+        self.notifier = Notifier()
+        self.readings: dict[str, Reading] = {}
+        self.notes: deque[str] = deque(maxlen=NOTES_KEPT)
+        self.unsaved: dict[str, Incident] = {}
+        self.position: Position | None = None
+        self.saved_position: Position | None = None
+        self.urls: tuple[str, ...] = ()
+        self.urls_source = "not read yet"
+        self.wake_sender = threading.Event()
+        stored, faults = store.load(self.incident_folder)
+        for line in (*faults, *self.outbox.faults):
+            self.note(line)
+        self.outbox.faults.clear()
+        self.closed = deque((item for item in stored if item.state != "open"), maxlen=state.RECENT)
+        self.tracker = incidents.resume(
+            stored, _now(), burst_quiet_s=config.burst_quiet_s, recovered_after_s=config.recovered_after_s
+        )
+
+    def note(self, line: str) -> None:
+        """Say a trouble of our own, and show it in the status."""
+        say(line)
+        self.notes.append(line)
+
+    def run(self) -> int:
+        """Run until SIGTERM or SIGINT; returns the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        self._make_room()
+        if self.config.metrics_address and (fault := self.metrics.serve(self.config.metrics_address)):
+            self.note(fault)
+        self.sensors.start(self._read_position())
+        threading.Thread(target=self._send, name="alerts", daemon=True).start()
+        ready = False
+        pet_s = state_s = float("-inf")
+        while not self.sensors.stopping.is_set():
+            self._take(self._next_readings())
+            now_s = time.monotonic()
+            if not ready and "pci" in self.readings:
+                ready = self.notifier.send("READY=1") or True
+                say(f"watching {len(self.config.gpu)} card(s) on {self.config.host}; observing only")
+            if now_s - pet_s >= min(5.0, self.notifier.watchdog_s / 3 if self.notifier.watchdog_s else 5.0):
+                pet_s = now_s
+                self.notifier.send("WATCHDOG=1", f"STATUS={self._status_line()}")
+            if now_s - state_s >= STATE_EVERY_S:
+                state_s = now_s
+                self._silent_sensors()
+                self._write_state()
+        self.notifier.send("STOPPING=1")
+        self._save()
+        self._write_state()
+        return 0
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.sensors.stopping.set()
+
+    def _next_readings(self) -> list[Reading]:
+        found: list[Reading] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self.sensors.readings.get(timeout=incidents.next_due_s(self.tracker, _now())))
+            while len(found) < BATCH:
+                found.append(self.sensors.readings.get_nowait())
+        return found
+
+    def _take(self, readings: Sequence[Reading]) -> None:
+        told = False
+        for reading in readings:
+            self.readings[reading.sensor] = reading
+            if reading.sensor == "kernel_log" and "position" in reading.facts:
+                self.position = Position(**reading.facts["position"])
+            told = self._follow(incidents.feed(self.tracker, reading, _now())) or told
+        told = self._follow(incidents.tick(self.tracker, _now())) or told
+        released = self.outbox.release(self._summary)
+        if told or released:
+            self.wake_sender.set()
+        self._save()
+        if told:
+            self._write_state()
+        for line in self.outbox.faults:
+            self.note(line)
+        self.outbox.faults.clear()
+
+    def _follow(self, step: Step) -> bool:
+        """Keep what a step did. The alert is queued before the incident says that it was: a crash between the two asks for
+        it again, and the queue knows it already.
+        """
+        self.tracker = step.tracker
+        for kind, incident in step.alerts:
+            words = wording.of_incident(kind, incident, self.config)
+            suffix = f"-{incident.incident_class}" if kind == "worse" else ""
+            self.outbox.put(f"{incident.id}-{kind}{suffix}", kind, words.title, words.body)
+            say(f"{kind}: {incident.incident_class}: {incident.root.signal.seen} [{incident.id}]")
+            if kind == "opened":
+                self.metrics.incidents.labels(incident.incident_class).inc()
+        for incident in step.changed:
+            self.unsaved[incident.id] = incident
+            if incident.state != "open":
+                self.closed.append(incident)
+        return bool(step.alerts)
+
+    def _save(self) -> None:
+        """Write incidents that changed, then how far the kernel log is covered by them. A full disk keeps them in memory."""
+        for incident in list(self.unsaved.values()):
+            try:
+                store.save(self.incident_folder, incident)
+                del self.unsaved[incident.id]
+                if incident.state != "open":
+                    store.prune(self.incident_folder, frozenset(live.incident.id for live in self.tracker.live))
+            except OSError as error:
+                line = f"{self.incident_folder}: {error.strerror}: incidents are kept in memory"
+                if line not in self.notes:
+                    self.note(line)
+                return
+        if self.position is not None and self.position != self.saved_position:
+            with contextlib.suppress(OSError):
+                write_atomic(self.position_file, json.dumps(asdict(self.position)) + "\n", 0o600)
+                self.saved_position = self.position
+
+    def _read_position(self) -> Position | None:
+        try:
+            return Position(**json.loads(self.position_file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            self.note(f"{self.position_file}: {type(error).__name__}: the kernel log is followed from now on")
+            return None
+
+    def _make_room(self) -> None:
+        for folder in (self.folder, self.incident_folder, self.folder / "outbox"):
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                self.note(f"{folder}: {error.strerror}: incidents and alerts are kept in memory")
+
+    def _silent_sensors(self) -> None:
+        now_s = time.monotonic()
+        found = []
+        for name, max_age_s in self.sensors.max_age_s.items():
+            age_s = now_s - self.sensors.heard_s[name]
+            if age_s > max_age_s:
+                values: dict[str, str | int | float] = {"sensor": name, "age_s": round(age_s)}
+                found.append(Signal("sensor_silent", "sensors", subject=name, seen=f"sensor {name} is silent", values=values))
+        self._follow(incidents.feed(self.tracker, Reading("sensors", "bad" if found else "ok", tuple(found)), _now()))
+
+    def _summary(self, titles: Sequence[str]) -> tuple[str, str]:
+        lang = self.config.lang
+        values = {"marks": wording.marks(self.config), "host": self.config.host, "count": len(titles)}
+        listed = "\n".join(f"- {title}" for title in titles[:50])
+        body = text("watchdog.body.summary", lang, cap=self.config.alerts_per_hour, titles=listed)
+        return text("watchdog.title.summary", lang, **values), body
+
+    def _status_line(self) -> str:
+        pci = self.readings.get("pci")
+        seen = pci.facts.get("seen", "?") if pci else "?"
+        mark = "simulated card; " if self.config.simulated else ""
+        return f"{mark}{seen} of {len(self.config.gpu)} cards seen; {len(self.tracker.live)} open incident(s); observing only"
+
+    def _write_state(self) -> None:
+        current = self._state()
+        self.metrics.update(current)
+        try:
+            write_atomic(self.config.state_file, json.dumps(current, ensure_ascii=False) + "\n", 0o644)
+        except OSError as error:
+            line = f"{self.config.state_file}: {error.strerror}: laoka watchdog status will not work"
+            if line not in self.notes:
+                self.note(line)
+
+    def _state(self) -> dict[str, Any]:
+        alerts = {
+            "channels": len(self.urls),
+            "source": self.urls_source,
+            "waiting": self.outbox.waiting,
+            "held": self.outbox.held,
+            "failing": self.outbox.failing(),
+            "delivered": self.outbox.delivered_total,
+            "dropped": self.outbox.dropped,
+        }
+        return state.build(
+            self.config, self.readings, self.sensors.heard_s, self.tracker, tuple(self.closed), alerts, tuple(self.notes), _now()
+        )
+
+    def _send(self) -> None:
+        """The sender's thread: reads the addresses (a credential or a file, which may change) and delivers what waits."""
+        wait_s = 0.0
+        while not self.sensors.stopping.is_set():
+            self.wake_sender.wait(min(wait_s, URLS_AGAIN_S))
+            self.wake_sender.clear()
+            try:
+                self.urls, self.urls_source = outbox.read_urls(self.config.alert_urls_file)
+                wait_s = self.outbox.deliver(self.urls, channels.send)
+            except (OSError, UnicodeDecodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+                self.urls, self.urls_source = (), f"{self.config.alert_urls_file}: {reason}"
+                wait_s = URLS_AGAIN_S
+            except Exception as error:  # noqa: BLE001 - the thread must go on; the text could hold an address
+                say(f"alerts: {type(error).__name__} while sending; trying again")
+                wait_s = URLS_AGAIN_S
+
+
+def _now() -> Now:
+    return Now(time.time(), time.monotonic())
+
+
+def run(config: Config) -> None:
+    """Run the watchdog and leave. Errors: none; never returns."""
+    status = Daemon(config).run()
+    sys.stderr.flush()
+    # A thread that hangs in a read of a wedged card would keep the interpreter from ending.
+    os._exit(status)

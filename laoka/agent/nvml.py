@@ -1,0 +1,147 @@
+"""The NVML sensor: temperatures, power limit, retired pages and lost cards, asked by a child that has a deadline.
+
+At most one child at a time. One that can't be ended (it hangs in the driver, in D state) is left alone, counted, and no other is
+started until it is gone: each would hang as well.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from laoka.agent.config import Config, ExpectedGpu
+from laoka.agent.signals import Reading, Signal
+from laoka.catalog import gpus
+from laoka.host.pci_address import normal
+
+# Numbers of nvml.h (nvmlReturn_t).
+NOT_LOADED, NO_LIBRARY, MISMATCH, NOT_FOUND = 9, 12, 18, 6
+KILL_WAIT_S = 2.0
+HOT_AGAIN_BELOW_C = 3
+"""A card that was too hot is cool again when it is so much below the limit."""
+POWER_LIMIT_TOLERANCE_W = 1.0
+MAX_ANSWER_BYTES = 1024 * 1024
+
+
+@dataclass
+class Prober:
+    """Runs the child. `hung` are children that did not die of SIGKILL; they are looked at again before the next one."""
+
+    deadline_s: float
+    argv: tuple[str, ...] = (sys.executable, "-I", "-m", "laoka.agent.nvml_probe")
+    hung: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def ask(self) -> dict[str, Any]:
+        """The child's answer; {"hung": N} when it did not come in time, {"broken": why} when it was none."""
+        self.hung = [child for child in self.hung if child.poll() is None]
+        if self.hung:
+            return {"hung": len(self.hung)}
+        # Not laoka.process: it forgets a child that it had to abandon, and here "is it gone yet?" is the question.
+        # A file, not a pipe: a child in D state would keep a pipe open for ever.
+        with tempfile.TemporaryFile() as out:
+            child = subprocess.Popen(
+                self.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+            try:
+                status = child.wait(self.deadline_s)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                try:
+                    child.wait(KILL_WAIT_S)
+                except subprocess.TimeoutExpired:
+                    self.hung.append(child)
+                return {"hung": len(self.hung)}
+            out.seek(0)
+            try:
+                answer: dict[str, Any] = json.loads(out.read(MAX_ANSWER_BYTES))
+                return answer
+            except ValueError:
+                return {"broken": f"the NVML child ended with status {status} and no answer"}
+
+
+def judge(config: Config, answer: Mapping[str, Any], hot: frozenset[str] = frozenset()) -> Reading:
+    """A reading of the child's answer. `hot` are the cards that were too hot before (see `hot_cards`)."""
+    if "hung" in answer:
+        values: dict[str, str | int | float] = {"deadline_s": f"{config.nvml_deadline_s:g}", "count": int(answer["hung"])}
+        seen = f"NVML did not answer within {config.nvml_deadline_s:g} s"
+        return _bad((Signal("nvml_hung", "nvml", seen=seen, values=values),), {}, seen)
+    if "broken" in answer:
+        return Reading("nvml", "unknown", detail=str(answer["broken"]))
+    error = answer.get("error")
+    if error:
+        kinds = {NOT_LOADED: "nvml_not_loaded", NO_LIBRARY: "nvml_no_library", MISMATCH: "nvml_mismatch"}
+        words = str(answer.get("words", f"error {error}"))
+        return _bad((Signal(kinds.get(error, "nvml_failed"), "nvml", seen=f"NVML: {words}", values={"error": words}),), {}, words)
+    cards = {bdf: card for card in answer.get("cards", ()) if (bdf := normal(str(card.get("bdf") or "")))}
+    signals: list[Signal] = []
+    for gpu in config.gpu:
+        signals += _card_signals(config, gpu, cards.get(gpu.bdf), gpu.bdf in hot)
+    facts = {"driver": answer.get("driver"), "count": len(answer.get("cards", ())), "cards": cards}
+    if signals:
+        return _bad(tuple(signals), facts, signals[0].seen)
+    return Reading("nvml", "ok", detail=f"{len(cards)} cards, driver {answer.get('driver')}", facts=facts)
+
+
+def _bad(signals: tuple[Signal, ...], facts: Mapping[str, Any], detail: str) -> Reading:
+    return Reading("nvml", "bad", signals, detail, facts)
+
+
+def _card_signals(config: Config, gpu: ExpectedGpu, card: Mapping[str, Any] | None, was_hot: bool) -> list[Signal]:
+    bdf = gpu.bdf
+    if card is None:
+        return [Signal("nvml_missing", "nvml", bdf, seen=f"NVML does not list {bdf}")]
+    if card.get("lost"):
+        return [Signal("nvml_lost", "nvml", bdf, seen=f"NVML: GPU {bdf} is lost")]
+    found = []
+    for key in ("uuid", "serial"):
+        wanted, got = getattr(gpu, key), card.get(key)
+        if wanted and got and wanted != got:
+            values: dict[str, str | int | float] = {"found": str(got), "expected": wanted}
+            seen = f"{bdf}: {key} {got}, expected {wanted}"
+            found.append(Signal("card_swapped", "nvml", bdf, subject=key, seen=seen, values=values))
+    found += _heat(gpu, card, was_hot)
+    if card.get("pages_pending"):
+        seen = f"{bdf}: retired pages pending"
+        found.append(Signal("pages_pending", "nvml", bdf, seen=seen, values={"count": card.get("pages_retired") or 0}))
+    if card.get("ecc_uncorrected"):
+        count = int(card["ecc_uncorrected"])
+        found.append(Signal("ecc_uncorrected", "nvml", bdf, seen=f"{bdf}: {count} uncorrectable errors", values={"count": count}))
+    limit_w, wanted_w = card.get("power_limit_w"), config.power_limit_w
+    if wanted_w is not None and limit_w is not None and abs(limit_w - wanted_w) > POWER_LIMIT_TOLERANCE_W:
+        values = {"limit_w": f"{limit_w:g}", "expected_w": f"{wanted_w:g}"}
+        found.append(Signal("power_cap", "nvml", bdf, seen=f"{bdf}: power limit {limit_w:g} W", values=values))
+    return found
+
+
+def limits(gpu: ExpectedGpu, card: Mapping[str, Any]) -> dict[str, float]:
+    """Temperature limits by part: what the card itself says, else what the catalogue has a source for. None: no entry."""
+    row = gpus.by_device_id(gpu.device_id)
+    memory = card.get("memory_max_c") or (row.memory_max_operating_c if row else None)
+    core = card.get("slowdown_c") or (row.gpu_slowdown_c if row else None)
+    return {part: float(limit) for part, limit in (("memory", memory), ("core", core)) if limit}
+
+
+def _heat(gpu: ExpectedGpu, card: Mapping[str, Any], was_hot: bool) -> list[Signal]:
+    found = []
+    for part, limit_c in limits(gpu, card).items():
+        temperature_c = card.get(f"{part}_c")
+        if temperature_c is not None and temperature_c >= limit_c - (HOT_AGAIN_BELOW_C if was_hot else 0):
+            shown = {"memory": "HBM", "core": "core"}[part]
+            values: dict[str, str | int | float] = {
+                "part": shown,
+                "temperature_c": int(temperature_c),
+                "limit_c": f"{limit_c:g}",
+            }
+            seen = f"{gpu.bdf}: {shown} {temperature_c} C, limit {limit_c:g} C"
+            found.append(Signal("heat", "nvml", gpu.bdf, subject=part, seen=seen, values=values))
+    return found
+
+
+def hot_cards(signals: Sequence[Signal]) -> frozenset[str]:
+    """The cards that a reading found too hot."""
+    return frozenset(signal.bdf for signal in signals if signal.kind == "heat" and signal.bdf)

@@ -1,0 +1,138 @@
+"""The PCI sensor: is every expected card on the bus, the same one, and alive? Reads sysfs only, never the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from laoka.agent.config import ExpectedGpu
+from laoka.agent.signals import Reading, Signal
+
+HEADER_BYTES = 64
+NVIDIA = "10de"
+# Classes 0300 (VGA controller) and 0302 (3D controller): the audio and USB functions of a card are not cards.
+GPU_CLASSES = ("0x0300", "0x0302")
+
+
+@dataclass(frozen=True)
+class SeenDevice:
+    """What sysfs shows of one device. `header` is the beginning of its configuration space; None: could not be read."""
+
+    bdf: str
+    device_id: str | None
+    header: bytes | None
+    fault: str = ""
+    driver: str | None = None
+    link_speed: str = ""
+    link_width: str = ""
+
+    @property
+    def dead(self) -> bool:
+        """True when every register reads all ones: the link is dead though the kernel still lists the card."""
+        return bool(self.header) and set(self.header or b"") == {0xFF}
+
+
+def read_devices(sysfs_root: str, expected: Sequence[ExpectedGpu]) -> tuple[dict[str, SeenDevice], str]:
+    """The NVIDIA display devices on the bus and whatever stands at the expected addresses, by address; and, where the
+    bus itself can't be read, why (else an empty text).
+    """
+    folder = Path(sysfs_root) / "bus/pci/devices"
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError as error:
+        return {}, f"{folder}: {error.strerror}"
+    wanted = {gpu.bdf for gpu in expected}
+    found = {}
+    for name in sorted(names):
+        if name in wanted or _is_gpu(folder / name):
+            device = _read_device(folder / name)
+            if device is not None:
+                found[name] = device
+    return found, ""
+
+
+def _is_gpu(device: Path) -> bool:
+    return _text(device / "vendor") == f"0x{NVIDIA}" and _text(device / "class").startswith(GPU_CLASSES)
+
+
+def _read_device(device: Path) -> SeenDevice | None:
+    vendor, kind = _text(device / "vendor"), _text(device / "device")
+    header: bytes | None = None
+    fault = ""
+    try:
+        with (device / "config").open("rb", buffering=0) as stream:
+            header = stream.read(HEADER_BYTES)
+        if len(header or b"") < HEADER_BYTES:
+            header, fault = None, f"config: only {len(header or b'')} bytes"
+    except OSError as error:
+        fault = f"config: {error.strerror}"
+        if not device.exists():
+            return None  # it went away while we looked
+    driver = device / "driver"
+    return SeenDevice(
+        bdf=device.name,
+        device_id=f"{vendor[2:]}:{kind[2:]}" if vendor and kind else None,
+        header=header,
+        fault=fault,
+        driver=driver.resolve().name if driver.is_symlink() else None,
+        link_speed=_text(device / "current_link_speed"),
+        link_width=_text(device / "current_link_width"),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def judge(expected: Sequence[ExpectedGpu], devices: dict[str, SeenDevice], bus_fault: str = "") -> Reading:
+    """Compare what is there with what has to be there.
+
+    Signals: card_gone (no device at the address), card_swapped (another device id), config_dead (all ones). A device whose
+    files can't be read makes the verdict `unknown`, and so does having no card to expect.
+    """
+    if bus_fault:
+        return Reading("pci", "unknown", detail=bus_fault)
+    signals: list[Signal] = []
+    unread: dict[str, str] = {}
+    cards = []
+    for gpu in expected:
+        device = devices.get(gpu.bdf)
+        state = "present"
+        if device is None:
+            state = "gone"
+            signals.append(Signal("card_gone", "pci", gpu.bdf, seen=f"no device {gpu.bdf} on the PCI bus"))
+        elif device.dead:
+            state = "dead"
+            signals.append(Signal("config_dead", "pci", gpu.bdf, seen=f"{gpu.bdf}: configuration space reads all 0xff"))
+        elif device.device_id is not None and device.device_id != gpu.device_id:
+            state = "swapped"
+            values = {"found": device.device_id, "expected": gpu.device_id}
+            seen = f"{gpu.bdf}: device id {device.device_id}, expected {gpu.device_id}"
+            signals.append(Signal("card_swapped", "pci", gpu.bdf, seen=seen, values=values))
+        elif device.device_id is None or device.header is None:
+            state = "unread"
+            unread[gpu.bdf] = f"{gpu.bdf}: {device.fault or 'vendor and device can not be read'}"
+        cards.append(
+            {
+                "bdf": gpu.bdf,
+                "state": state,
+                "device_id": device.device_id if device else None,
+                "driver": device.driver if device else None,
+                "link": f"{device.link_speed} x{device.link_width}" if device and state == "present" else "",
+            }
+        )
+    known = {gpu.bdf for gpu in expected}
+    extra = sorted(bdf for bdf, device in devices.items() if bdf not in known)
+    seen_count = sum(card["state"] in ("present", "swapped") for card in cards) + sum(not devices[bdf].dead for bdf in extra)
+    facts = {"expected": len(expected), "seen": seen_count, "cards": cards, "unexpected": extra}
+    if signals:
+        return Reading("pci", "bad", tuple(signals), detail=signals[0].seen, facts=facts, unread=frozenset(unread))
+    if unread:
+        return Reading("pci", "unknown", detail=next(iter(unread.values())), facts=facts, unread=frozenset(unread))
+    if not expected:
+        return Reading("pci", "unknown", detail="no card is expected: [[gpu]] is missing from the settings", facts=facts)
+    return Reading("pci", "ok", detail=f"{len(expected)} of {len(expected)} cards on the bus", facts=facts)

@@ -1,0 +1,80 @@
+"""The unit sensor: is the served model's unit up, and did systemd have to restart it?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laoka.agent.signals import Reading, Signal
+from laoka.process import Completed, run
+
+PROPERTIES = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts")
+DEADLINE_S = 5.0
+DOWN_LOOKS = 2
+"""A restart passes through "inactive" for a moment: only what is down twice in a row is down."""
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """What systemd says of a unit. `fault` is not empty when it could not be asked."""
+
+    load: str = ""
+    active: str = ""
+    sub: str = ""
+    result: str = ""
+    restarts: int | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class UnitMemory:
+    """What the judgement of the next look needs: how often it was down in a row, and the restarts counted so far."""
+
+    down_looks: int = 0
+    restarts: int | None = None
+
+
+def read_unit(unit: str) -> UnitState:
+    """Ask systemd, with a deadline."""
+    return parse_show(run(["systemctl", "show", unit, f"--property={','.join(PROPERTIES)}"], deadline_s=DEADLINE_S))
+
+
+def parse_show(done: Completed) -> UnitState:
+    """The answer of `systemctl show`."""
+    if not done.ok:
+        return UnitState(fault=f"systemctl show: {done.last_line()}")
+    values = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    if "ActiveState" not in values:
+        return UnitState(fault="systemctl show: no ActiveState in its answer")
+    restarts = values.get("NRestarts", "")
+    return UnitState(
+        values.get("LoadState", ""),
+        values["ActiveState"],
+        values.get("SubState", ""),
+        values.get("Result", ""),
+        int(restarts) if restarts.isascii() and restarts.isdecimal() else None,
+    )
+
+
+def judge(unit: str, state: UnitState, memory: UnitMemory) -> tuple[Reading, UnitMemory]:
+    """Signals: unit_down (failed, not installed, or inactive twice in a row), unit_restarted (an event)."""
+    facts = {"unit": unit, "active": state.active, "sub": state.sub, "result": state.result, "restarts": state.restarts}
+    if state.fault:
+        return Reading("unit", "unknown", detail=state.fault, facts=facts), memory
+    shown = "not installed" if state.load == "not-found" else f"{state.active} ({state.sub})"
+    values: dict[str, str | int | float] = {"unit": unit, "state": shown, "result": state.result or "?"}
+    down_looks = memory.down_looks + 1 if state.active in ("inactive", "failed") else 0
+    signals = []
+    if state.active == "failed" or down_looks >= DOWN_LOOKS:
+        signals.append(Signal("unit_down", "unit", subject=unit, seen=f"{unit}: {shown}", values=values))
+    # systemd counts from zero again when somebody starts or stops the unit by hand.
+    if memory.restarts is not None and state.restarts is not None and state.restarts > memory.restarts:
+        values = {"unit": unit, "count": state.restarts}
+        seen = f"{unit}: NRestarts {memory.restarts} -> {state.restarts}"
+        signals.append(Signal("unit_restarted", "unit", subject=unit, seen=seen, values=values, lasting=False))
+    verdict = "bad" if any(signal.lasting for signal in signals) else "ok" if state.active == "active" else "unknown"
+    after = UnitMemory(down_looks, state.restarts)
+    if verdict == "bad":
+        return Reading("unit", "bad", tuple(signals), f"{unit}: {shown}", facts), after
+    if verdict == "ok":
+        return Reading("unit", "ok", tuple(signals), f"{unit}: {shown}", facts), after
+    return Reading("unit", "unknown", tuple(signals), f"{unit}: {shown}: on its way", facts), after
