@@ -14,9 +14,9 @@ HEAD = """\
 
 Every key that laoka reads from an inventory, by role. Generated from the types of the settings; do not edit it by hand.
 
-A key stands in a host's data, its group's data, or `inventories/group_data/`; the host's own wins. Besides these, keys of pyinfra
-itself are allowed (`ssh_hostname`, `ssh_user`, `ssh_key`, `ssh_config_file`, `_sudo`, ...). Anything else stops the run before anything
-changes.
+A key stands in a host's data, its group's data, or `inventories/group_data/`; the host's own wins. Besides these, keys of
+pyinfra itself are allowed (`ssh_hostname`, `ssh_user`, `ssh_key`, `ssh_config_file`, `_sudo`, ...). Anything else stops the
+run before anything changes.
 """
 
 

@@ -35,7 +35,7 @@ class RoleSettings(BaseModel):
         try:
             return cls(**{key: data[key] for key in cls.model_fields if key in data})
         except ValidationError as error:
-            raise InventoryError("; ".join(_validation_lines(host.name, error, ()))) from None
+            raise InventoryError("; ".join(_validation_lines(host.name, cls, error, ()))) from None
 
 
 def data_of(host: Host) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def faults(name: str, data: Mapping[str, Any], settings: Sequence[type[RoleSetti
         try:
             cls(**{key: data[key] for key in cls.model_fields if key in data})
         except ValidationError as error:
-            lines += _validation_lines(name, error, files)
+            lines += _validation_lines(name, cls, error, files)
     return lines
 
 
@@ -99,11 +99,18 @@ def _place(key: str, files: Sequence[Path]) -> str:
     return ""
 
 
-def _validation_lines(name: str, error: ValidationError, files: Sequence[Path]) -> list[str]:
+def _validation_lines(name: str, cls: type[RoleSettings], error: ValidationError, files: Sequence[Path]) -> list[str]:
+    nested = [key for part in cls.model_json_schema().get("$defs", {}).values() for key in part.get("properties", {})]
     lines = []
     for item in error.errors():
+        place = _place(str(item["loc"][0]), files)
         key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(str(item["loc"][-1]), nested, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(nested)}"
+            lines.append(f"{place}host {name}: unknown key {key}: {hint}")
+            continue
         shown = repr(item.get("input"))
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        lines.append(f"{_place(str(item['loc'][0]), files)}host {name}: {key} = {shown}: {item['msg']}")
+        lines.append(f"{place}host {name}: {key} = {shown}: {item['msg']}")
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 
+from pydantic import Field
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -12,11 +13,24 @@ from laoka.operations.steps import apt_update_when_stale
 from roles.settings import RoleSettings
 
 
+class ExpectedGpu(RoleSettings):
+    """A card that has to be there."""
+
+    bdf: str = Field(pattern=r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+    """PCI address, as in `lspci -D`."""
+    device_id: str = Field(pattern=r"^10de:[0-9a-f]{4}$")
+    """PCI id, as in `lspci -nn`."""
+    uuid: str = ""
+    serial: str = ""
+    slot: str = ""
+    """Where a person finds it."""
+
+
 class BaseSettings(RoleSettings):
     """Settings that several roles share."""
 
-    expected_gpus: tuple[dict[str, str], ...] = ()
-    """The cards of this host: {"bdf": "0000:03:00.0", "device_id": "10de:1db6", "slot": "..."}."""
+    expected_gpus: tuple[ExpectedGpu, ...] = ()
+    """The cards of this host: {"bdf": "0000:03:00.0", "device_id": "10de:1db6"}, and if you like "slot", "serial", "uuid"."""
     simulated: bool = False
     """True where the card is laoka's simulation; messages then say so."""
     lang: str = "en"

@@ -19,7 +19,10 @@ def matches(name: str, globs: tuple[str, ...]) -> bool:
 # Ubuntu's and NVIDIA's names: hardware facts 4.4 and 4.5.
 @pytest.mark.parametrize(
     "name",
-    ["nvidia-headless-580-server", "nvidia-dkms-580", "libnvidia-compute-580-server", "linux-modules-nvidia-580-server-generic", "nvidia-utils-580"],
+    [
+        "nvidia-headless-580-server", "nvidia-dkms-580", "libnvidia-compute-580-server", "linux-modules-nvidia-580-server-generic",
+        "nvidia-utils-580",
+    ],
 )  # fmt: skip
 def test_the_branchs_packages_are_wanted(name: str) -> None:
     assert matches(name, wanted_globs("580"))
@@ -29,8 +32,8 @@ def test_the_branchs_packages_are_wanted(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "cuda", "cuda-12-8", "cuda-drivers", "cuda-drivers-580", "nvidia-driver-595", "nvidia-headless-595-server", "nvidia-dkms-580-open",
-        "linux-modules-nvidia-580-server-open-generic", "libnvidia-compute", "nvidia-dkms", "nvidia-open", "nvidia-driver",
+        "cuda", "cuda-12-8", "cuda-drivers", "cuda-drivers-580", "nvidia-driver-595", "nvidia-headless-595-server",
+        "nvidia-dkms-580-open", "linux-modules-nvidia-580-server-open-generic", "libnvidia-compute", "nvidia-dkms", "nvidia-open", "nvidia-driver",
     ],
 )  # fmt: skip
 def test_what_would_move_the_branch_is_forbidden(name: str) -> None:

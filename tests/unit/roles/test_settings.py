@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,7 +44,10 @@ def test_a_typo_in_group_data_is_found_there(tmp_path: Path) -> None:
     [
         ("power_limit_w", "lots", "valid integer"),
         ("gate", "maybe", "'refuse' or 'skip'"),
-        ("expected_gpus", [{"bdf": 3}], "valid string"),
+        ("expected_gpus", [{"bdf": 3, "device_id": "10de:1db6"}], "valid string"),
+        ("expected_gpus", [{"bdf": "03:00.0", "device_id": "10de:1db6"}], "match pattern"),
+        ("expected_gpus", [{"bdf": "0000:03:00.0"}], "required"),
+        ("expected_gpus", [{"bdf": "0000:03:00.0", "device_id": "10de:1db6", "slto": "1"}], "did you mean slot?"),
         ("serve_flags", {"max-model-len": [1]}, "valid"),
     ],
 )
@@ -50,17 +56,24 @@ def test_a_wrong_value_names_key_value_and_what_is_wanted(key: str, value: objec
     assert found and key in found[0] and says in found[0]
 
 
-def test_the_example_is_right() -> None:
-    from pyinfra_cli.inventory import make_inventory
+EXAMPLE = ROOT / "inventories" / "example.py"
 
-    inventory = make_inventory(str(ROOT / "inventories" / "example.py"))
-    names = sorted(host.name for host in inventory)
-    assert names == ["x99-sxm2", "x99-tower"]
-    for host in inventory:
-        assert faults(host.name, host.data.dict(), ALL_SETTINGS, []) == []
-        assert len(host.data.get("expected_gpus")) == 2
-        assert host.data.get("_timeout") == 900  # of inventories/group_data/all.py
-        assert Path(host.data.get("ssh_config_file")).is_file()
+
+def test_the_example_is_right() -> None:
+    hosts, shared = runpy.run_path(str(EXAMPLE))["gpu_hosts"]
+    assert [name for name, _ in hosts] == ["x99-tower", "x99-sxm2"]
+    for name, own in hosts:
+        data = {**shared, **own}
+        assert faults(name, data, ALL_SETTINGS, [EXAMPLE]) == []
+        assert len(data["expected_gpus"]) == 2 and Path(data["ssh_config_file"]).is_file()
+
+
+def test_pyinfra_loads_the_example() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("pyinfra")), "inventories/example.py", "debug-inventory"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and "x99-tower" in done.stdout + done.stderr and "x99-sxm2" in done.stdout + done.stderr
 
 
 def test_the_example_shows_every_kind_of_setting() -> None:
