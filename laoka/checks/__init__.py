@@ -10,7 +10,7 @@ from laoka.checks.finding import SEVERITIES, Finding, Severity, worst
 from laoka.checks.registry import CHECKS, Wanted, run_one
 from laoka.host.report import HostReport
 
-__all__ = ["CHECKS", "Finding", "gate", "run", "verdict"]
+__all__ = ["AREAS", "CHECKS", "Finding", "gate", "run", "verdict"]
 
 _MODULES = (platform, firmware, cards, pcie, power, thermal, ecc, xid, driver, kernel, system, leftovers)
 AREAS = tuple(module.__name__.rsplit(".", 1)[-1] for module in _MODULES)

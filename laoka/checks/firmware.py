@@ -110,6 +110,8 @@ def pci_options(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
 @check("firmware.board", source="DMI baseboard name; the catalogue's boards, each with its source")
 def board(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
     """Which board this is, and what is known of it."""
+    if report.platform.kind == "container":
+        return  # the board and its kernels are not the container's
     name, date = report.firmware.board_name, report.firmware.bios_date
     if isinstance(name, Unread):
         yield unread(name)

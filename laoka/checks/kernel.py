@@ -17,6 +17,8 @@ _META = re.compile(r"linux(-image|-headers|-modules-extra)?-(generic|lowlatency|
 @check("kernel.next-boot", source="grub.cfg, GRUB_DEFAULT, grubenv")
 def next_boot(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
     """A reboot that silently changes the kernel is how a driver gets lost."""
+    if report.platform.kind == "container":
+        return  # the board and its kernels are not the container's
     coming, running = report.kernel.next_boot, report.kernel.release
     if isinstance(coming, Unread) or isinstance(running, Unread):
         yield unread(coming if isinstance(coming, Unread) else Unread(str(running)))
@@ -34,6 +36,8 @@ def next_boot(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
 @check("kernel.default", source="GRUB_DEFAULT=saved with grub-set-default keeps a kernel; 0 takes the newest")
 def default(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
     """Whether GRUB keeps the kernel that was chosen, or takes the newest installed."""
+    if report.platform.kind == "container":
+        return  # the board and its kernels are not the container's
     setting, saved = report.kernel.grub_default, report.kernel.grub_saved_entry
     if isinstance(setting, Unread):
         yield unread(setting)
@@ -65,6 +69,8 @@ def held(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
 @check("kernel.fallback", source="/lib/modules")
 def fallback(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
     """At least one other kernel to go back to."""
+    if report.platform.kind == "container":
+        return  # the board and its kernels are not the container's
     installed = report.kernel.installed
     if isinstance(installed, Unread):
         yield unread(installed)

@@ -12,6 +12,9 @@ from laoka.catalog.messages import LANGUAGES, Language, language
 
 # name -> (module, one line for --help). The module has a click command named `command`.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "check": ("laoka.cli.check", "is this host fit for the cards, and if not, why and what to do"),
+    "capture": ("laoka.cli.capture", "a redacted, replayable bundle of one host"),
+    "watchdog": ("laoka.cli.watchdog", "on the host: what the watchdog sees, and whether its alerts arrive"),
     "sandbox": ("laoka.cli.sandbox", "throw-away hosts on this machine with a simulated V100"),
 }
 

@@ -74,7 +74,7 @@ def read_kernel(sections: Sections) -> Kernel:
         installed=kernels if isinstance(kernels, Unread) else tuple(sorted(kernels.split(), key=version_key)),
         with_headers=headers if isinstance(headers, Unread) else tuple(headers.split()),
         boot_files=files if isinstance(files, Unread) else _boot_files(files),
-        grub_default=grub if isinstance(grub, Unread) else _grub_setting(grub, "GRUB_DEFAULT"),
+        grub_default=_grub_default(grub),
         grub_saved_entry=saved if isinstance(saved, Unread) else _variable(saved, "saved_entry"),
         grub_once_entry=saved if isinstance(saved, Unread) else _variable(saved, "next_entry"),
         menu=menu if isinstance(menu, Unread) else read_grub_menu(menu),
@@ -104,9 +104,13 @@ def _boot_files(text: str) -> tuple[BootFile, ...]:
     )
 
 
-def _grub_setting(text: str, name: str) -> str | None:
-    """The last setting wins: /etc/default/grub.d/*.cfg is read after /etc/default/grub."""
-    found = re.findall(rf"^[^:]+:\s*{name}=(.*)$", text, re.MULTILINE)
+def _grub_default(text: Maybe[str]) -> Maybe[str | None]:
+    """GRUB_DEFAULT. The last setting wins: /etc/default/grub.d/*.cfg is read after /etc/default/grub."""
+    if isinstance(text, Unread):
+        return text
+    if not text.strip():
+        return Unread("no settings of GRUB in /etc/default")
+    found = re.findall(r"^[^:]+:\s*GRUB_DEFAULT=(.*)$", text, re.MULTILINE)
     return found[-1].strip().strip("\"'") if found else None
 
 

@@ -19,6 +19,17 @@ from laoka.host.sections import Sections
 from laoka.host.system import System, read_system
 from laoka.host.unread import Maybe, Unread
 
+# Sections that a single file of machine output can stand for (`laoka check --file KIND=FILE`).
+FILE_KINDS = frozenset({
+    "apt-config", "apt-policy", "apt-preferences", "apt-sources", "bios-menu", "boot-files", "cmdline", "compiler",
+    "cpuinfo", "disks", "dkms-failures", "dkms-status", "dmesg", "dmi", "dmidecode", "efi", "failed-units", "glibc",
+    "grub", "grub-menu", "grubenv", "headers", "holds", "hwmon", "inodes", "installs", "iomem", "journal-kernel",
+    "journal-previous-boot", "journal-size", "journald", "kernels", "log-size", "lshw", "lspci", "meminfo", "modinfo",
+    "modprobe", "modules", "numa", "nvidia-libraries", "nvidia-proc", "nvidia-smi", "nvidia-smi-q", "nvidia-smi-xml",
+    "nvlink", "os-release", "packages", "pci-attributes", "pci-config", "pci-links", "processes", "python", "rpms",
+    "rsyslog-filters", "secure-boot", "services", "uname", "virt",
+})  # fmt: skip
+
 
 @dataclass(frozen=True)
 class KernelLog:
@@ -86,7 +97,10 @@ class HostReport:
 
     def unread(self) -> tuple[tuple[str, str], ...]:
         """(field, reason) of all that could not be read, PCI devices left out (they have many optional files)."""
-        return tuple(_unread(self, ""))
+        only_from_files = ("nvidia.rows", "nvidia.links", "nvidia.settings_in_bios")
+        return tuple(
+            (path, reason) for path, reason in _unread(self, "") if self.probe.source == "files" or path not in only_from_files
+        )
 
 
 def build(given: Sections) -> HostReport:
