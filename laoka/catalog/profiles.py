@@ -84,6 +84,8 @@ class Verdict(Row):
     context_tokens: int
     streams: int
     fits: bool
+    reproduced: bool = True
+    """False: the plan says otherwise, and that is told."""
     notes: str = ""
 
 

@@ -177,7 +177,7 @@ def outside_lines(
         lines.append(
             Line(
                 "gdn_scratch", states + values, False,
-                f"h {states / MIB:.0f} MiB + v_new and o {values / MIB:.0f} MiB for {load.batched_tokens} tokens / TP{tensor_parallel}",
+                f"h {states / MIB:.0f} MiB + v_new, o {values / MIB:.0f} MiB: {load.batched_tokens} tokens / TP{tensor_parallel}",
                 "vllm #54775: not in the engine's memory profile; arithmetic of club-3090 docs/KV_MATH.md",
             )
         )  # fmt: skip
