@@ -1,0 +1,154 @@
+"""`laoka watchdog`: on the host, what the watchdog sees, and the proof that alerts arrive."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from laoka.agent import channels, outbox, state, wording
+from laoka.agent.config import DEFAULT_PATH, Config, ConfigError, load_config
+from laoka.catalog.messages import Language, text
+
+STATE_FILE = "/run/laoka/watchdog.json"
+
+
+@click.group()
+def command() -> None:
+    """What the watchdog of this host sees, and whether its alerts arrive.
+
+    The watchdog observes and tells; it does not restart or reset anything yet.
+    """
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="The state as one JSON object.")
+@click.option("--state", "file", type=click.Path(path_type=Path), default=STATE_FILE, show_default=True, help="State file to read.")
+@click.pass_obj
+def status(lang: Language, as_json: bool, file: Path) -> int:
+    """Cards, sensors, incidents and alerts. Exit status 1 when anything is wrong, unknown or stale; 2 when nothing can be said."""
+    try:
+        current = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise click.ClickException(text("watchdog.status.no_file", lang, file=file, reason=error.strerror)) from None
+    except ValueError:
+        raise click.ClickException(text("watchdog.status.not_state", lang, file=file, reason="JSON")) from None
+    if not isinstance(current, dict) or current.get("schema") != state.SCHEMA:
+        raise click.ClickException(text("watchdog.status.not_state", lang, file=file, reason="schema"))
+    age_s = time.monotonic() - float(current["written_mono_s"])
+    # A monotonic time of another boot can lie ahead of ours.
+    stale = not 0 <= age_s <= state.STALE_AFTER_S
+    if as_json:
+        click.echo(json.dumps({**current, "stale": stale, "age_s": round(age_s, 1)}, ensure_ascii=False))
+    else:
+        for line in lines(current, lang):
+            click.echo(line)
+        if stale:
+            age = f"{age_s:.0f} s" if age_s >= 0 else "?"
+            click.echo(text("watchdog.status.stale", lang, file=file, age=age), err=True)
+    return 1 if stale or not all_well(current) else 0
+
+
+def all_well(current: dict[str, Any]) -> bool:
+    """Whether nothing is wrong and nothing is unknown."""
+    verdicts = {sensor["verdict"] for sensor in current["sensors"]}
+    return (
+        not current["incidents"]["open"]
+        and verdicts <= {"ok", "off"}
+        and all(card["state"] == "present" for card in current["gpus"]["cards"])
+        and bool(current["alerts"]["channels"])
+        and not current["alerts"]["failing"]
+    )
+
+
+def lines(current: dict[str, Any], lang: Language) -> list[str]:
+    """The state as a person reads it."""
+    gpus, found, alerts = current["gpus"], current["incidents"], current["alerts"]
+    marks = f"{text('watchdog.simulated', lang)} " if current["simulated"] else ""
+    head = {"marks": marks, "host": current["host"], "seen": gpus["seen"], "expected": gpus["expected"]}
+    shown = [text("watchdog.status.head", lang, **head, open=len(found["open"]))]
+    shown += [text("watchdog.status.simulated", lang)] if current["simulated"] else []
+    shown += [text("watchdog.status.observes", lang)] if current["observes_only"] else []
+    shown += [text("watchdog.status.drill", lang)] if current["drill_allowed"] else []
+    for card in gpus["cards"]:
+        shown.append(f"  {text('watchdog.card.state.' + card['state'], lang):<14}{card['card']}{_figures(card)}")
+    if gpus["unexpected"]:
+        shown.append("  " + text("watchdog.status.unexpected", lang, cards=", ".join(gpus["unexpected"])))
+    for sensor in current["sensors"]:
+        verdict = text(f"watchdog.verdict.{sensor['verdict']}", lang)
+        age = "" if sensor["verdict"] == "off" else f"{sensor['age_s']:.0f} s"
+        shown.append(f"  {sensor['name']:<12}{verdict:<9}{age:>6}  {sensor['detail']}")
+    for incident in found["open"]:
+        shown.append(f"  ! {_incident(incident, lang)}")
+        shown.append("    " + text("watchdog.status.next", lang, next=incident["next"]))
+    if found["recent"]:
+        shown.append("  " + text("watchdog.status.recent", lang))
+        shown += [f"    {_incident(incident, lang)}" for incident in found["recent"]]
+    if alerts["channels"]:
+        shown.append("  " + text("watchdog.status.alerts", lang, **{key: alerts[key] for key in _COUNTS}))
+    else:
+        shown.append("  " + text("watchdog.status.no_channel", lang, source=alerts["source"]))
+    for channel, tries in alerts["failing"].items():
+        shown.append("  " + text("watchdog.status.failing", lang, channel=channel, tries=tries))
+    return [*shown, *(f"  - {note}" for note in current["notes"])]
+
+
+_COUNTS = ("channels", "delivered", "waiting", "held")
+
+
+def _figures(card: dict[str, Any]) -> str:
+    parts = [card["link"]] if card["link"] else []
+    parts += [f"core {card['core_c']} C"] if card["core_c"] is not None else []
+    parts += [f"HBM {card['memory_c']} C"] if card["memory_c"] is not None else []
+    parts += [f"limit {card['power_limit_w']:g} W"] if card["power_limit_w"] is not None else []
+    return f"  ({', '.join(parts)})" if parts else ""
+
+
+def _incident(incident: dict[str, Any], lang: Language) -> str:
+    what = text(f"watchdog.class.{incident['class']}", lang)
+    xid = f" (Xid {incident['xid']})" if incident["xid"] is not None else ""
+    drill = f"{text('watchdog.drill', lang)} " if incident["drill"] else ""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident["opened_unix_s"]))
+    return f"{when} {drill}{what}{xid}: {incident['card']} [{incident['id']}]"
+
+
+@command.command(name="test-alert")
+@click.option(
+    "--config", "file", type=click.Path(path_type=Path), default=DEFAULT_PATH, show_default=True, help="The watchdog's settings."
+)
+@click.pass_obj
+def test_alert(lang: Language, file: Path) -> int:
+    """Send one message marked TEST to every configured channel. Exit status 1 when any of them failed."""
+    try:
+        config = load_config(file)
+        urls, source = outbox.read_urls(config.alert_urls_file)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{config.alert_urls_file}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+    if not urls:
+        click.echo(text("watchdog.test.none", lang, source=source), err=True)
+        return 1
+    title, body = test_message(config)
+    failed = False
+    for url in urls:
+        channel = outbox.channel_name(url)
+        if not channels.is_address(url):
+            outcome = "not_an_address"
+        else:
+            outcome = "delivered" if channels.send(url, title, body, "test") else "failed"
+        failed = failed or outcome != "delivered"
+        click.echo(text(f"watchdog.test.{outcome}", lang, channel=channel))
+    return 1 if failed else 0
+
+
+def test_message(config: Config) -> tuple[str, str]:
+    """Title and body of the test message, in the language of the host's alerts."""
+    lang = config.lang
+    body = text("watchdog.body.test", lang, host=config.host)
+    if config.simulated:
+        body = f"{text('watchdog.body.simulated', lang)}\n\n{body}"
+    return text("watchdog.title.test", lang, marks=wording.marks(config), host=config.host), body
