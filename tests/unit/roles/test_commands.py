@@ -33,7 +33,8 @@ def test_the_branchs_packages_are_wanted(name: str) -> None:
     "name",
     [
         "cuda", "cuda-12-8", "cuda-drivers", "cuda-drivers-580", "nvidia-driver-595", "nvidia-headless-595-server",
-        "nvidia-dkms-580-open", "linux-modules-nvidia-580-server-open-generic", "libnvidia-compute", "nvidia-dkms", "nvidia-open", "nvidia-driver",
+        "nvidia-dkms-580-open", "linux-modules-nvidia-580-server-open-generic", "libnvidia-compute", "nvidia-dkms", "nvidia-open",
+        "nvidia-driver",
     ],
 )  # fmt: skip
 def test_what_would_move_the_branch_is_forbidden(name: str) -> None:
