@@ -14,6 +14,8 @@ from laoka.catalog.messages import LANGUAGES, Language, language
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("laoka.cli.check", "is this host fit for the cards, and if not, why and what to do"),
     "capture": ("laoka.cli.capture", "a redacted, replayable bundle of one host"),
+    "plan": ("laoka.cli.plan", "which pinned stack these cards can run, the memory sum, how fast it can be"),
+    "lock": ("laoka.cli.lock", "fix the stack of every host of an inventory in one file, or check it"),
     "watchdog": ("laoka.cli.watchdog", "on the host: what the watchdog sees, and whether its alerts arrive"),
     "sandbox": ("laoka.cli.sandbox", "throw-away hosts on this machine with a simulated V100"),
 }

@@ -16,12 +16,14 @@ class Message:
 
     def say(self, lang: Language = "en") -> str:
         """The message in a language."""
-        return text(f"stack.{self.key}", lang, **dict(self.values))
+        # A message may carry others: they are said in the same language.
+        values = {name: value.say(lang) if isinstance(value, Message) else value for name, value in self.values}
+        return text(f"stack.{self.key}", lang, **values)
 
 
 def message(key: str, **values: object) -> Message:
     """A message, its values by name."""
-    return Message(key, tuple(sorted(values.items())))
+    return Message(key, tuple(sorted(values.items(), key=lambda item: item[0])))
 
 
 @dataclass(frozen=True)
