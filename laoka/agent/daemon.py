@@ -139,11 +139,13 @@ class Daemon:
         it again, and the queue knows it already.
         """
         self.tracker = step.tracker
-        for kind, incident in step.alerts:
-            words = wording.of_incident(kind, incident, self.config)
-            suffix = f"-{incident.incident_class}" if kind == "worse" else ""
+        for alert in step.alerts:
+            kind, incident = alert.kind, alert.incident
+            words = wording.of_alert(alert, self.config)
+            # A later alert of the same incident is another one when it told of more than the one before.
+            suffix = f"-{len(incident.told)}-{incident.told_rank}" if kind == "worse" else ""
             self.outbox.put(f"{incident.id}-{kind}{suffix}", kind, words.title, words.body)
-            say(f"{kind}: {incident.incident_class}: {incident.root.signal.seen} [{incident.id}]")
+            say(f"{kind}: {incident.class_of(alert.subject.signal)}: {alert.subject.signal.seen} [{incident.id}]")
             if kind == "opened":
                 self.metrics.incidents.labels(incident.incident_class).inc()
         for incident in step.changed:

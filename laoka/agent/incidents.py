@@ -2,8 +2,9 @@
 
 Signals of the host join the newest open incident until it has been quiet for `burst_quiet_s`. Root cause is the earliest
 meaningful signal: never an Xid 45 (cleanup) or 154 (about another Xid), and never an engine that died beside a fault of the
-hardware that killed it. An incident is over when all its conditions are gone for `recovered_after_s`; one of events only, when
-its burst is quiet.
+hardware that killed it. The incident is called after its root cause until something worse joins it: a card that drops after a
+program's Xid is a dropped card. An incident is over when all its conditions are gone for `recovered_after_s`; one of events
+only, when its burst is quiet.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from laoka.agent.signals import CLASS_OF_KIND, SEVERITY_OF_CLASS, SYMPTOMS, Reading, Signal
+from laoka.agent.signals import CLASS_OF_KIND, LOSSES, SEVERITY_OF_CLASS, SYMPTOMS, Reading, Signal
 from laoka.catalog import xids
 
 SCHEMA = 1
@@ -23,7 +24,7 @@ SETTLE_HARDWARE_S = 0.3
 SETTLE_SYMPTOM_S = 3.0
 """Before the first alert: signals of one fault come within so long, and the alert should name the cause, not the symptom."""
 
-_RANK = {"notice": 0, "warning": 1, "critical": 2}
+_SEVERITIES = ("notice", "warning", "critical")
 State = Literal["open", "recovered"]
 AlertKind = Literal["opened", "worse", "recovered"]
 
@@ -40,7 +41,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Incident:
-    """One incident as it is kept on disk. `told_class` is the class that the last alert named; empty: none was sent yet."""
+    """One incident as it is kept on disk.
+
+    `told_rank` is how bad the alerts so far said it was (-1: none was queued yet), `told` the classes and lost cards they were of.
+    """
 
     id: str
     opened_unix_s: float
@@ -48,7 +52,8 @@ class Incident:
     state: State = "open"
     closed_unix_s: float | None = None
     last_signal_unix_s: float = 0.0
-    told_class: str = ""
+    told_rank: int = -1
+    told: tuple[str, ...] = ()
     not_kept: int = 0
 
     @property
@@ -57,20 +62,34 @@ class Incident:
         return min(self.seen, key=lambda item: _hollow(item.signal))  # in order of arrival: clocks jump
 
     @property
+    def lead(self) -> Seen:
+        """What the incident is called after: its root cause, or the first of what is worse."""
+        return max((self.root, *self.seen), key=lambda item: rank(item.signal))
+
+    @property
     def incident_class(self) -> str:
-        """The class of the root cause; a card that left the bus is `card_gone` once sysfs shows that it is not listed."""
-        found = class_of(self.root.signal)
-        if found == "off_bus" and any(
-            item.signal.kind == "card_gone" and item.signal.bdf == self.root.signal.bdf for item in self.seen
-        ):
+        """The class of the lead."""
+        return self.class_of(self.lead.signal)
+
+    def class_of(self, signal: Signal) -> str:
+        """The class of one of its signals; a card that left the bus is `card_gone` once sysfs shows that it is not listed."""
+        found = class_of(signal)
+        if found == "off_bus" and any(item.signal.kind == "card_gone" and item.signal.bdf == signal.bdf for item in self.seen):
             return "card_gone"
         return found
 
     @property
+    def news(self) -> Seen | None:
+        """What nobody was told yet and has to be: something worse than before, another lost card, another critical fault that
+        is not a mere symptom. None: nothing.
+        """
+        found = [item for item in self.seen if _is_news(item.signal, self)]
+        return max(found, key=lambda item: (rank(item.signal), -_hollow(item.signal)), default=None)
+
+    @property
     def severity(self) -> str:
         """notice, warning or critical."""
-        row = xids.by_number(self.root.signal.xid) if self.root.signal.xid is not None else None
-        return row.severity if row is not None else SEVERITY_OF_CLASS.get(self.incident_class, "critical")
+        return _SEVERITIES[min(rank(self.lead.signal), 2)]
 
     @property
     def drill(self) -> bool:
@@ -79,8 +98,8 @@ class Incident:
 
     @property
     def cards(self) -> tuple[str, ...]:
-        """PCI addresses concerned, the root's first."""
-        found = dict.fromkeys(item.signal.bdf for item in (self.root, *self.seen) if item.signal.bdf)
+        """PCI addresses concerned, the lead's first."""
+        found = dict.fromkeys(item.signal.bdf for item in (self.lead, *self.seen) if item.signal.bdf)
         return tuple(found)
 
     @property
@@ -94,6 +113,29 @@ def class_of(signal: Signal) -> str:
         row = xids.by_number(signal.xid) if signal.xid is not None else None
         return row.incident_class if row else "xid_other"
     return CLASS_OF_KIND[signal.kind]
+
+
+def rank(signal: Signal) -> int:
+    """How bad a signal is: 0 notice, 1 warning, 2 critical, 3 a card is lost."""
+    found = class_of(signal)
+    if found in LOSSES:
+        return 3
+    if signal.kind == "unit_restarted":
+        return 1  # it is up again
+    row = xids.by_number(signal.xid) if signal.xid is not None else None
+    return _SEVERITIES.index(row.severity if row else SEVERITY_OF_CLASS[found])
+
+
+def _token(signal: Signal) -> str:
+    return f"lost {signal.bdf}" if class_of(signal) in LOSSES else class_of(signal)
+
+
+def _is_news(signal: Signal, incident: Incident) -> bool:
+    if _follows(signal):
+        return False
+    if rank(signal) > incident.told_rank:
+        return True
+    return rank(signal) >= 2 and signal.kind not in SYMPTOMS and _token(signal) not in incident.told
 
 
 def _follows(signal: Signal) -> bool:
@@ -137,12 +179,21 @@ class Now:
 
 
 @dataclass(frozen=True)
+class Alert:
+    """Something to tell about an incident; `subject` is the signal that the title names."""
+
+    kind: AlertKind
+    incident: Incident
+    subject: Seen
+
+
+@dataclass(frozen=True)
 class Step:
     """What a step did: the new state, the incidents to save, and what to tell, in order."""
 
     tracker: Tracker
     changed: tuple[Incident, ...] = ()
-    alerts: tuple[tuple[AlertKind, Incident], ...] = ()
+    alerts: tuple[Alert, ...] = ()
 
 
 def resume(incidents: Sequence[Incident], now: Now, *, burst_quiet_s: float, recovered_after_s: float) -> Tracker:
@@ -151,7 +202,7 @@ def resume(incidents: Sequence[Incident], now: Now, *, burst_quiet_s: float, rec
     for incident in sorted(incidents, key=lambda item: item.opened_unix_s):
         if incident.state == "open":
             quiet_s = min(max(0.0, now.unix_s - incident.last_signal_unix_s), burst_quiet_s)
-            live.append(Live(incident, now.mono_s - quiet_s, None if incident.told_class else now.mono_s))
+            live.append(Live(incident, now.mono_s - quiet_s, None if incident.told_rank >= 0 else now.mono_s))
     return Tracker(tuple(live), burst_quiet_s, recovered_after_s)
 
 
@@ -219,8 +270,7 @@ def _take(live: list[Live], signal: Signal, burst_quiet_s: float, now: Now, chan
         return  # a cleanup or a recovery notice alone is no incident: a job that was killed prints an Xid 45
     name = _name(now)
     incident = Incident(name, now.unix_s, (new,), last_signal_unix_s=now.unix_s)
-    settle_s = SETTLE_SYMPTOM_S if _hollow(signal) else SETTLE_HARDWARE_S
-    live.append(Live(incident, now.mono_s, now.mono_s + settle_s))
+    live.append(Live(incident, now.mono_s, now.mono_s + _settle_s(signal)))
     changed[incident.id] = incident
 
 
@@ -238,13 +288,14 @@ def _put(live: list[Live], index: int, incident: Incident, now: Now, changed: di
     changed[incident.id] = incident
     item = live[index]
     due_s = item.alert_due_s
-    if due_s is None and _RANK[SEVERITY_OF_CLASS.get(incident.incident_class, "critical")] > _RANK.get(
-        SEVERITY_OF_CLASS.get(incident.told_class, "notice"), 0
-    ):
-        due_s = now.mono_s + SETTLE_HARDWARE_S
-    elif due_s is not None and not _hollow(incident.root.signal):
-        due_s = min(due_s, now.mono_s + SETTLE_HARDWARE_S)
+    if news := incident.news:
+        settled_s = now.mono_s + _settle_s(news.signal)
+        due_s = settled_s if due_s is None else min(due_s, settled_s)
     live[index] = replace(item, incident=incident, last_signal_s=now.mono_s, alert_due_s=due_s)
+
+
+def _settle_s(signal: Signal) -> float:
+    return SETTLE_SYMPTOM_S if _hollow(signal) else SETTLE_HARDWARE_S
 
 
 def _name(now: Now) -> str:
@@ -256,13 +307,16 @@ def tick(tracker: Tracker, now: Now) -> Step:
     """Let time pass: alerts whose moment has come, and incidents that are over."""
     live: list[Live] = []
     changed: list[Incident] = []
-    alerts: list[tuple[AlertKind, Incident]] = []
+    alerts: list[Alert] = []
     for item in tracker.live:
         incident = item.incident
         if item.alert_due_s is not None and now.mono_s >= item.alert_due_s:
-            kind: AlertKind = "worse" if incident.told_class else "opened"
-            incident = replace(incident, told_class=incident.incident_class)
-            alerts.append((kind, incident))
+            kind: AlertKind = "worse" if incident.told_rank >= 0 else "opened"
+            # Its first alert is called after the lead; a later one after what is new.
+            subject = (incident.news if kind == "worse" else None) or incident.lead
+            told = tuple(dict.fromkeys(_token(seen.signal) for seen in incident.seen))
+            incident = replace(incident, told_rank=rank(incident.lead.signal), told=told)
+            alerts.append(Alert(kind, incident, subject))
             changed.append(incident)
             item = replace(item, incident=incident, alert_due_s=None)
         clear_since_s = None if incident.has_active else item.clear_since_s if item.clear_since_s is not None else now.mono_s
@@ -270,7 +324,7 @@ def tick(tracker: Tracker, now: Now) -> Step:
         if _over(item, tracker, now):
             incident = replace(incident, state="recovered", closed_unix_s=now.unix_s)
             changed.append(incident)
-            alerts.append(("recovered", incident))
+            alerts.append(Alert("recovered", incident, incident.lead))
         else:
             live.append(item)
     last = {incident.id: incident for incident in changed}
@@ -312,7 +366,9 @@ def to_json(incident: Incident) -> dict[str, Any]:
         "opened_unix_s": incident.opened_unix_s,
         "closed_unix_s": incident.closed_unix_s,
         "last_signal_unix_s": incident.last_signal_unix_s,
-        "told_class": incident.told_class,
+        "root": {"kind": incident.root.signal.kind, "bdf": incident.root.signal.bdf, "xid": incident.root.signal.xid},
+        "told_rank": incident.told_rank,
+        "told": list(incident.told),
         "not_kept": incident.not_kept,
         "signals": [
             {
@@ -369,7 +425,8 @@ def from_json(raw: Mapping[str, Any]) -> Incident:
             state=raw["state"],
             closed_unix_s=raw["closed_unix_s"],
             last_signal_unix_s=float(raw["last_signal_unix_s"]),
-            told_class=raw["told_class"],
+            told_rank=int(raw["told_rank"]),
+            told=tuple(raw["told"]),
             not_kept=int(raw["not_kept"]),
         )
     except (KeyError, TypeError, ValueError) as error:

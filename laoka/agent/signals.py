@@ -39,7 +39,7 @@ CLASS_OF_KIND: Mapping[str, str] = {
     "sensor_silent": "sensor_silent",
 }
 
-# Classes by how bad they are; the alert of an incident is sent anew when its class gets worse than the one told.
+# Classes by how bad they are; an incident that gets worse than what was told is told again.
 SEVERITY_OF_CLASS: Mapping[str, str] = {
     "card_gone": "critical",
     "card_swapped": "critical",
@@ -64,9 +64,21 @@ SEVERITY_OF_CLASS: Mapping[str, str] = {
     "xid_other": "warning",
 }
 
-# What only follows from something else when both come in one burst: never the root cause beside a fault of the hardware.
+# A card that is lost is the worst that can happen, whatever else came before it.
+LOSSES = frozenset({"card_gone", "off_bus"})
+
+# What only goes with something else when both come in one burst: never the root cause beside a fault of the hardware.
 SYMPTOMS = frozenset(
-    {"unit_down", "unit_restarted", "engine_no_answer", "engine_frozen", "engine_garbage", "engine_refuses", "sensor_silent"}
+    {
+        "aer_uncorrected",
+        "unit_down",
+        "unit_restarted",
+        "engine_no_answer",
+        "engine_frozen",
+        "engine_garbage",
+        "engine_refuses",
+        "sensor_silent",
+    }
 )
 
 

@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 
 from laoka.agent.config import Config
-from laoka.agent.incidents import AlertKind, Incident, Seen
+from laoka.agent.incidents import Alert, Incident, Seen
+from laoka.agent.signals import Signal
 from laoka.catalog import gpus, xids
 from laoka.catalog.messages import text
 
@@ -21,34 +22,28 @@ class Words:
     body: str
 
 
-def of_incident(kind: AlertKind, incident: Incident, config: Config) -> Words:
+def of_alert(alert: Alert, config: Config) -> Words:
     """Title and body of an alert about an incident."""
-    lang = config.lang
+    lang, kind, incident = config.lang, alert.kind, alert.incident
     title = text(
         f"watchdog.title.{kind}",
         lang,
         marks=marks(config, drill=incident.drill),
         host=config.host,
-        what=headline(incident, config),
-        card=concerned(incident, config),
+        what=headline(incident, alert.subject.signal, config),
+        card=concerned(incident, alert.subject.signal, config),
     )
     lines = [f"{_clock(item.first_unix_s)} {line_of(item, config)}" for item in incident.seen[:MAX_SEEN_LINES]]
     hidden = len(incident.seen) - len(lines) + incident.not_kept
     if hidden:
         lines.append(text("watchdog.body.not_kept", lang, count=hidden))
-    seen = "\n".join(lines)
+    values = {"seen": "\n".join(lines), "id": incident.id}
     if kind == "recovered":
         lasted = _lasted((incident.closed_unix_s or incident.opened_unix_s) - incident.opened_unix_s)
-        body = text("watchdog.body.recovered", lang, seen=seen, lasted=lasted, next=_after(incident, config), id=incident.id)
+        body = text("watchdog.body.recovered", lang, **values, lasted=lasted, next=_after(incident, config))
     else:
-        body = text(
-            "watchdog.body.opened",
-            lang,
-            seen=seen,
-            why=text(f"watchdog.why.{incident.incident_class}", lang),
-            next=next_step(incident, config),
-            id=incident.id,
-        )
+        why = text(f"watchdog.why.{incident.class_of(alert.subject.signal)}", lang)
+        body = text("watchdog.body.opened", lang, **values, why=why, next=next_step(incident, alert.subject.signal, config))
     notes = [text("watchdog.body.drill", lang)] if incident.drill else []
     notes += [text("watchdog.body.simulated", lang)] if config.simulated else []
     return Words(title, "\n\n".join([*notes, body]))
@@ -61,16 +56,15 @@ def marks(config: Config, *, drill: bool = False) -> str:
     return "".join(f"{mark} " for mark in found)
 
 
-def headline(incident: Incident, config: Config) -> str:
-    """What happened, in a few words; with the Xid's number where one is the root cause."""
-    what = text(f"watchdog.class.{incident.incident_class}", config.lang)
-    xid = incident.root.signal.xid
-    return f"{what} (Xid {xid})" if xid is not None else what
+def headline(incident: Incident, subject: Signal, config: Config) -> str:
+    """What happened, in a few words; with the Xid's number where it is one."""
+    what = text(f"watchdog.class.{incident.class_of(subject)}", config.lang)
+    return f"{what} (Xid {subject.xid})" if subject.xid is not None else what
 
 
-def concerned(incident: Incident, config: Config) -> str:
+def concerned(incident: Incident, subject: Signal, config: Config) -> str:
     """The card of an incident, with name, address and slot; and how many more."""
-    cards = incident.cards
+    cards = tuple(dict.fromkeys(bdf for bdf in (subject.bdf, *incident.cards) if bdf))
     if not cards:
         return text("watchdog.card.none", config.lang)
     first = card(cards[0], config)
@@ -101,13 +95,13 @@ def line_of(item: Seen, config: Config) -> str:
     return f"{line} (x{item.count})" if item.count > 1 else line
 
 
-def next_step(incident: Incident, config: Config) -> str:
-    """What to do: of the root's Xid first, then of the class."""
+def next_step(incident: Incident, subject: Signal, config: Config) -> str:
+    """What to do: about the Xid first, where it is one, then about the class."""
     lang = config.lang
     limit = "?" if config.power_limit_w is None else f"{config.power_limit_w:g}"
-    values = {"bdf": incident.root.signal.bdf or "BDF", "unit": config.unit or "qwen-serve.service", "limit": limit}
-    steps = [text(f"watchdog.next.{incident.incident_class}", lang, **values)]
-    row = xids.by_number(incident.root.signal.xid) if incident.root.signal.xid is not None else None
+    values = {"bdf": subject.bdf or "BDF", "unit": config.unit or "qwen-serve.service", "limit": limit}
+    steps = [text(f"watchdog.next.{incident.class_of(subject)}", lang, **values)]
+    row = xids.by_number(subject.xid) if subject.xid is not None else None
     if row is not None:
         steps.insert(0, text(f"watchdog.action.{row.action}", lang, **values))
     return " ".join(steps)

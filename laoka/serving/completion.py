@@ -50,6 +50,7 @@ ATTEMPT_DEADLINE_S = 120.0
 """What one attempt of `wait` may take: the first completion after a start compiles kernels."""
 POLL_S = 1.0
 PROGRESS_S = 5.0
+LAST_ASK_S = 1.0
 REFUSALS_TO_GIVE_UP = 5
 """A refusal (wrong model name, wrong key) does not heal by waiting; a few in a row rule out a server that is still settling."""
 
@@ -321,14 +322,13 @@ def wait(
     started = time.monotonic()
     told = float("-inf")
     refusals = 0
-    verdict = Verdict("timed_out", "the deadline passed before anything was asked")
-    while (left_s := deadline_s - (time.monotonic() - started)) > 0:
+    verdict: Verdict | None = None
+    # A last question with no time for its answer would only hide what the one before it said.
+    while (left_s := deadline_s - (time.monotonic() - started)) > (0 if verdict is None else LAST_ASK_S):
         health, said = health_status(server, min(HEALTH_DEADLINE_S, left_s))
         # Servers without /health say 404: only a completion can tell then.
         if health in (200, 404, 405):
-            left_s = deadline_s - (time.monotonic() - started)
-            if left_s <= 0:
-                break
+            left_s = max(0.1, deadline_s - (time.monotonic() - started))
             progress(f"/health says {said}: asking for a completion")
             told = time.monotonic()
             verdict = ask(server, question=question, max_tokens=max_tokens, deadline_s=min(left_s, ATTEMPT_DEADLINE_S))
@@ -347,7 +347,7 @@ def wait(
             progress(f"{elapsed_s:.0f} of {deadline_s:.0f} s: {verdict.kind}: {verdict.detail}")
             told = time.monotonic()
         time.sleep(max(0.0, min(POLL_S, deadline_s - (time.monotonic() - started))))
-    return verdict
+    return verdict or Verdict("timed_out", "the deadline passed before anything was asked")
 
 
 # ---- the command --------------------------------------------------------------------------------------------------------
