@@ -49,13 +49,10 @@ class Finding:
         return "" if self.severity == "ok" else self._say(".next", lang) or ""
 
     def _say(self, part: str, lang: Language) -> str | None:
-        """The wording of this case, of this check, or of this kind of result in general, in this order."""
+        """The wording of this case, of this check (but for what was not read), or of this kind of result in general."""
         values = {**dict(self.values), "label": label(self.id, lang), "subject": self.subject or ""}
-        for key in (
-            f"checks.{self.id}.{self.case}{part}",
-            f"checks.{self.id}{part}" if part else "",
-            f"checks.{self.case}{part}",
-        ):
+        of_check = (f"checks.{self.id}{part}",) if part and self.case != "unread" else ()
+        for key in (f"checks.{self.id}.{self.case}{part}", *of_check, f"checks.{self.case}{part}"):
             if key in catalogue():
                 return text(key, lang, **values)
         if part:

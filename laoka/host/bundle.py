@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
+import zlib
 
 GZIP_MAGIC = b"\x1f\x8b"
 MANIFEST, PROBE = "manifest.json", "probe.txt"
@@ -57,8 +58,18 @@ def read_bundle(data: bytes) -> str:
             raise ValueError(f"capture format {manifest.get('version')} is not known here (known: {FORMAT_VERSION})")
         if hashlib.sha256(parts[PROBE]).hexdigest() != manifest["files"][PROBE]["sha256"]:
             raise ValueError("damaged: the probe's text does not have the SHA-256 that the manifest says")
-    except (OSError, EOFError, tarfile.TarError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not a laoka capture ({type(error).__name__}: {error})") from None
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        tarfile.TarError,
+        KeyError,
+        UnicodeDecodeError,
+        TypeError,
+        AttributeError,
+        json.JSONDecodeError,
+    ) as error:
+        raise ValueError(f"not a laoka capture ({type(error).__name__}: {' '.join(str(error).split())})") from None
     return parts[PROBE].decode(errors="replace")
 
 

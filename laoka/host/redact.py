@@ -87,7 +87,7 @@ def redact(sections: Sections) -> tuple[Sections, dict[str, int]]:
     names = Pseudonyms()
     learnt = _names_in(sections, names)
     cleaned = {name: _section(section, names, learnt) for name, section in sections.by_name.items()}
-    skipped = {name: _text(reason, "", names, learnt) for name, reason in sections.skipped.items()}
+    skipped = {name: _text(reason, names, learnt) for name, reason in sections.skipped.items()}
     return dataclasses.replace(sections, by_name=cleaned, skipped=skipped), names.counts
 
 
@@ -122,12 +122,12 @@ def _section(section: Section, names: Pseudonyms, learnt: Mapping[str, str]) -> 
         stdout = _NETWORK_MOUNT.sub(lambda m: f"{m[1]}{names.of('host', m[2], lambda n: f'host-{n}')}", stdout)
     return dataclasses.replace(
         section,
-        stdout=_text(stdout, section.name, names, learnt),
-        stderr=_text(section.stderr, section.name, names, learnt),
+        stdout=_text(stdout, names, learnt),
+        stderr=_text(section.stderr, names, learnt),
     )
 
 
-def _text(text: str, section: str, names: Pseudonyms, learnt: Mapping[str, str]) -> str:
+def _text(text: str, names: Pseudonyms, learnt: Mapping[str, str]) -> str:
     """One text, from the most telling patterns to the least."""
 
     def secret(original: str) -> str:
@@ -166,8 +166,7 @@ def _text(text: str, section: str, names: Pseudonyms, learnt: Mapping[str, str])
     text = _SHORT_UUID.sub(lambda m: m[1] + names.of("uuid", m[2], lambda n: f"0000-{n:04X}"), text)
     text = _MAC.sub(lambda m: names.of("mac", m[0], lambda n: f"02:00:00:00:{n // 256:02x}:{n % 256:02x}"), text)
     text = _IPV6.sub(lambda m: m[0] if m[0].count(":") < 2 else names.of("ip6", m[0], lambda n: f"2001:db8::{n:x}"), text)
-    if section not in ("pci-config", "modules"):
-        text = _LONG_HEX.sub(lambda m: names.of("hex", m[0], lambda n: f"{n:032x}"), text)
+    text = _LONG_HEX.sub(lambda m: names.of("hex", m[0], lambda n: f"{n:032x}"), text)
     text = _IPV4.sub(address, text)
     text = _URL_HOST.sub(lambda m: m[1] + host(m[2]), text)
     text = _LOGIN.sub(login, text)

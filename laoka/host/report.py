@@ -153,7 +153,7 @@ def read_pci(given: Sections, log: KernelLog) -> Maybe[tuple[PciDevice, ...]]:
     if devices:
         return devices
     if isinstance(attributes, Unread):
-        return attributes
+        return Unread("no PCI device in it") if "lspci" in given.by_name or "lshw" in given.by_name else attributes
     return Unread("sysfs lists no PCI device")
 
 

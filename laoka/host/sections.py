@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from laoka.host.unread import Maybe, Unread
 
 FORMAT_VERSION = 1
-TIMED_OUT_STATUS = 124
+# `timeout` ends with 124; with 137 when the program had to be killed; busybox's with 143.
+TIMED_OUT_STATUSES = (124, 137, 143)
 
 _HEAD = re.compile(r"@laoka-probe (\d+)$")
 _END = re.compile(r"@end (\S+) rc=(\d+)(?: ms=(\d+))?$")
@@ -31,7 +32,7 @@ class NotAProbe(ValueError):
 
 @dataclass(frozen=True)
 class Section:
-    """What one command of the probe gave. `status` 124: its deadline passed, `stdout` is what came until then."""
+    """What one command of the probe gave. When its deadline passed, `stdout` is what came until then."""
 
     name: str
     status: int
@@ -42,7 +43,7 @@ class Section:
 
     @property
     def timed_out(self) -> bool:
-        return self.status == TIMED_OUT_STATUS
+        return self.status in TIMED_OUT_STATUSES
 
 
 @dataclass(frozen=True)
