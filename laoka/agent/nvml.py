@@ -58,10 +58,10 @@ class Prober:
                 return {"hung": len(self.hung)}
             out.seek(0)
             try:
-                answer: dict[str, Any] = json.loads(out.read(MAX_ANSWER_BYTES))
-                return answer
+                answer = json.loads(out.read(MAX_ANSWER_BYTES))
             except ValueError:
-                return {"broken": f"the NVML child ended with status {status} and no answer"}
+                answer = None
+            return answer if isinstance(answer, dict) else {"broken": f"the NVML child ended with status {status} and no answer"}
 
 
 def judge(config: Config, answer: Mapping[str, Any], hot: frozenset[str] = frozenset()) -> Reading:
@@ -72,18 +72,23 @@ def judge(config: Config, answer: Mapping[str, Any], hot: frozenset[str] = froze
         return _bad((Signal("nvml_hung", "nvml", seen=seen, values=values),), {}, seen)
     if "broken" in answer:
         return Reading("nvml", "unknown", detail=str(answer["broken"]))
-    error = answer.get("error")
+    error, listed = answer.get("error"), answer.get("cards", [])
+    if not isinstance(error, int) or not isinstance(listed, list):
+        return Reading("nvml", "unknown", detail="the NVML child's answer is not understood")
     if error:
         kinds = {NOT_LOADED: "nvml_not_loaded", NO_LIBRARY: "nvml_no_library", MISMATCH: "nvml_mismatch"}
         words = str(answer.get("words", f"error {error}"))
         return _bad((Signal(kinds.get(error, "nvml_failed"), "nvml", seen=f"NVML: {words}", values={"error": words}),), {}, words)
-    cards = {bdf: card for card in answer.get("cards", ()) if (bdf := normal(str(card.get("bdf") or "")))}
+    cards = {bdf: card for card in listed if (bdf := normal(str(card.get("bdf") or "")))}
     signals: list[Signal] = []
     for gpu in config.gpu:
         signals += _card_signals(config, gpu, cards.get(gpu.bdf), gpu.bdf in hot)
-    facts = {"driver": answer.get("driver"), "count": len(answer.get("cards", ())), "cards": cards}
+    facts = {"driver": answer.get("driver"), "count": len(listed), "cards": cards}
     if signals:
         return _bad(tuple(signals), facts, signals[0].seen)
+    unread = [f"{bdf}: {', '.join(card['faults'])}" for bdf, card in cards.items() if card.get("faults")]
+    if unread:
+        return Reading("nvml", "unknown", detail=f"could not read {'; '.join(unread)}", facts=facts)
     return Reading("nvml", "ok", detail=f"{len(cards)} cards, driver {answer.get('driver')}", facts=facts)
 
 
