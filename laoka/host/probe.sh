@@ -41,6 +41,31 @@ mark_cpu() { awk -F: '/^(model name|physical id|cpu cores|siblings|flags|process
 mark_processes() { awk '{ a = index($0, "("); b = 0; for (i = length($0); i > 0; i--) if (substr($0, i, 1) == ")") { b = i; break }
     split(substr($0, b + 2), f, " "); print "|" $1, f[1], f[2], f[22], f[20], substr($0, a + 1, b - a - 1) }'; }
 
+# bounded DEADLINE_S COMMAND...: run it, end it at its deadline. Busybox's own timeout leaves a watcher that holds our pipes
+# open for a second after each command, so with it the watching is done here.
+bounded() {
+    if [ "$busybox" = no ]; then
+        timeout -k 1 "$@"
+        return
+    fi
+    seconds=$1
+    shift
+    "$@" &
+    child=$!
+    (
+        exec >/dev/null 2>&1 4>&- 5>&- 6>&-
+        sleep "$seconds"
+        kill -TERM $child
+        sleep 1
+        kill -KILL $child
+    ) &
+    watcher=$!
+    wait $child
+    ended=$?
+    kill $watcher 2>/dev/null
+    return $ended
+}
+
 # sec NAME DEADLINE_S COMMAND...: run it, print its section. $via names the function that marks its output.
 sec() {
     name=$1 limit=$2
@@ -59,7 +84,7 @@ sec() {
     fi
     echo "@section $name"
     # 4 is our output, 5 carries the exit status, 6 the errors.
-    result=$({ { { timeout -k 1 "$limit" "$@" 4>&- 5>&-; echo "rc=$?" >&5; } 2>&6 | "$via" >&4; } 6>&1 | mark_errors; } 5>&1)
+    result=$({ { { bounded "$limit" "$@" 4>&- 5>&-; echo "rc=$?" >&5; } 2>&6 | "$via" >&4; } 6>&1 | mark_errors; } 5>&1)
     status=125
     IFS='
 '
@@ -140,6 +165,9 @@ main() {
         return
     fi
 
+    busybox=no
+    case $(timeout --help 2>&1) in *BusyBox*) busybox=yes ;; esac
+
     sec probe 2 sh -c 'echo "uid=$(id -u)"; echo "epoch_s=$(date +%s)"; echo "uptime_s=$(cut -d" " -f1 /proc/uptime)"
         test -e /srv/laoka-sandbox/simulated && echo simulated=1; true'
 
@@ -159,7 +187,7 @@ main() {
     sec iomem 2 cat /proc/iomem
 
     via=mark_processes
-    stats=$(timeout 2 sh -c 'cat /proc/[0-9]*/stat' 2>/dev/null)
+    stats=$(bounded 2 sh -c 'cat /proc/[0-9]*/stat' 2>/dev/null)
     sec processes 2 sh -c 'cat /proc/[0-9]*/stat 2>/dev/null; true'
     via=mark
     smi_begin
