@@ -81,8 +81,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         self._make_room()
-        if self.config.metrics_address and (fault := self.metrics.serve(self.config.metrics_address)):
-            self.note(fault)
+        self._read_urls()
         self.sensors.start(self._read_position())
         threading.Thread(target=self._send, name="alerts", daemon=True).start()
         ready = False
@@ -91,12 +90,17 @@ class Daemon:
             self._take(self._next_readings())
             now_s = time.monotonic()
             if not ready and "pci" in self.readings:
-                ready = self.notifier.send("READY=1") or True
+                # Nobody asks before the first look at the bus is over: a metric of no card seen would be an alarm.
+                ready = True
+                self._write_state()
+                if self.config.metrics_address and (fault := self.metrics.serve(self.config.metrics_address)):
+                    self.note(fault)
+                self.notifier.send("READY=1")
                 say(f"watching {len(self.config.gpu)} card(s) on {self.config.host}; observing only")
             if now_s - pet_s >= min(5.0, self.notifier.watchdog_s / 3 if self.notifier.watchdog_s else 5.0):
                 pet_s = now_s
                 self.notifier.send("WATCHDOG=1", f"STATUS={self._status_line()}")
-            if now_s - state_s >= STATE_EVERY_S:
+            if ready and now_s - state_s >= STATE_EVERY_S:
                 state_s = now_s
                 self._silent_sensors()
                 self._write_state()
@@ -235,19 +239,24 @@ class Daemon:
             self.config, self.readings, self.sensors.heard_s, self.tracker, tuple(self.closed), alerts, tuple(self.notes), _now()
         )
 
+    def _read_urls(self) -> bool:
+        """Read the addresses (a credential or a file, which may change); False when they can't be read."""
+        try:
+            self.urls, self.urls_source = outbox.read_urls(self.config.alert_urls_file)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            self.urls, self.urls_source = (), f"{self.config.alert_urls_file}: {reason}"
+            return False
+        return True
+
     def _send(self) -> None:
-        """The sender's thread: reads the addresses (a credential or a file, which may change) and delivers what waits."""
+        """The sender's thread: delivers what waits."""
         wait_s = 0.0
         while not self.sensors.stopping.is_set():
             self.wake_sender.wait(min(wait_s, URLS_AGAIN_S))
             self.wake_sender.clear()
             try:
-                self.urls, self.urls_source = outbox.read_urls(self.config.alert_urls_file)
-                wait_s = self.outbox.deliver(self.urls, channels.send)
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-                self.urls, self.urls_source = (), f"{self.config.alert_urls_file}: {reason}"
-                wait_s = URLS_AGAIN_S
+                wait_s = self.outbox.deliver(self.urls, channels.send) if self._read_urls() else URLS_AGAIN_S
             except Exception as error:  # noqa: BLE001 - the thread must go on; the text could hold an address
                 say(f"alerts: {type(error).__name__} while sending; trying again")
                 wait_s = URLS_AGAIN_S

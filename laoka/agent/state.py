@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ def build(
     return {
         "schema": SCHEMA,
         "version": __version__,
+        "pid": os.getpid(),
         "host": config.host,
         "simulated": config.simulated,
         "drill_allowed": config.drill,
