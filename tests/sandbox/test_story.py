@@ -165,7 +165,7 @@ def test_other_faults_of_the_card_are_told(
     finally:
         faults.apply(host, fault, clear=True)
     until(
-        lambda: "open incidents: 0" in hosts.execute(host, "laoka --lang en watchdog status").stdout, 240, "the incident is closed"
+        lambda: "0 open incident" in hosts.execute(host, "laoka --lang en watchdog status").stdout, 240, "the incident is closed"
     )
 
 
