@@ -24,7 +24,9 @@ WINDOW_PER_BAR1 = 1.5
 LARGE_BAR_BYTES = 4 * GIB
 SMALLEST_WINDOW_BYTES = int(16 * GIB * WINDOW_PER_BAR1)
 
-State = Literal["on", "small", "off", "too-small", "no-room", "bridge-32bit", "no-address", "likely-on", "unknown", "unread"]
+State = Literal[
+    "on", "small", "off", "too-small", "no-room", "bridge-32bit", "no-address", "likely-on", "fits-below", "unknown", "unread"
+]
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def climb(report: HostReport, gpu: PciDevice) -> Ladder:
         if bar.start >= FOUR_GIB or expected is not None:
             return Ladder("on", 1, tuple(seen))
         seen.append("a BAR below 4 GiB proves nothing about Above 4G Decoding")
-        return Ladder("unknown", 1, tuple(seen))
+        return Ladder("fits-below", 1, tuple(seen))
 
     refused = _refused(report, gpu)
     if isinstance(bar, Unread) and not refused and not _no_space(report, gpu):

@@ -38,6 +38,8 @@ def above_4g(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
         evidence = (*ladder.evidence, f"rung {ladder.rung}")
         if ladder.state == "on":
             yield ok(*evidence, subject=gpu.address, rung=ladder.rung)
+        elif ladder.state == "fits-below":
+            yield info("fits-below", *evidence, subject=gpu.address, rung=ladder.rung)
         elif ladder.state == "unknown":
             yield outcome("unknown", "undecided", *evidence, subject=gpu.address, rung=ladder.rung, menu=menu)
         else:

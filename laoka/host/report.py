@@ -108,6 +108,8 @@ def build(given: Sections) -> HostReport:
     info = read_probe_info(given)
     log = read_kernel_log(given, info)
     ranges = given.output("iomem")
+    if info.simulated:
+        ranges = Unread("/proc/iomem is the sandbox machine's, not the simulated board's")
     uname = given.output("uname")
     devices = read_pci(given, log)
     return HostReport(

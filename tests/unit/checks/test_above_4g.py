@@ -122,6 +122,16 @@ def test_a_smaller_bar1_than_the_card_has() -> None:
     assert climb(report, card(report)).state == "small"
 
 
+def test_a_card_with_a_small_bar_of_its_own_does_not_stop_a_run() -> None:
+    """An RTX 4090 without Resizable BAR shows 256 MiB below 4 GiB: it works, and proves nothing."""
+    bars = {0: (0xC8000000, 16 << 20, x99.MEM32), 1: (0xD0000000, 256 << 20, x99.MEM64PREF)}
+    lines = [line for line in x99.pci_attributes(device="0x2684").splitlines() if "/resource:" not in line]
+    lines += [f"/sys/bus/pci/devices/{address}/resource:{row}" for address in CARDS for row in x99.resource_lines(bars)]
+    report = host(pci_attributes="\n".join(lines))
+    assert climb(report, card(report)).state == "fits-below"
+    assert checks.gate(report, 2) == ()
+
+
 def test_the_register_that_was_never_written_is_evidence() -> None:
     config = f"{CARD} de 10 b6 1d" + " 00" * 16 + " 0c 00 00 00 00 00 00 00" + " 00" * 36
     report = host(pci_attributes=NO_BAR1, iomem=IOMEM_OFF, pci_config=config)

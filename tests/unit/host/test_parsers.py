@@ -35,10 +35,10 @@ PARSERS: list[Callable[[str], object]] = [
     kernel_log.read_events, kernel_log.read_lines, pci.read_lspci, pci.read_lshw, pci.read_sysfs, iomem.read_iomem,
     nvidia_smi.read_xml, nvidia_smi.read_q, nvidia_smi.read_table, nvidia_smi.read_csv, nvidia_smi.read_nvlink,
     nvidia_smi.read_trouble, firmware.read_dmidecode, driver.read_modinfo, driver.read_dkms_status,
-    driver.read_dkms_failures,
-    driver.read_config_lines, driver.read_proc_version, kernel.read_grub_menu, packages.read_preferences,
-    packages.read_apt_config, packages.read_policy, system.read_os_release, system.read_cpuinfo, system.read_meminfo, system.read_units,
-    system.read_processes, nvidia.read_bios_menu, pci_address.normal,
+    driver.read_dkms_failures, driver.read_config_lines, driver.read_proc_version, kernel.read_grub_menu,
+    packages.read_preferences, packages.read_apt_config, packages.read_policy, system.read_os_release,
+    system.read_cpuinfo, system.read_meminfo, system.read_units, system.read_processes, nvidia.read_bios_menu,
+    pci_address.normal,
 ]  # fmt: skip
 
 # Real output torn apart and put together wrongly: nearer to what a broken host prints than plain noise.
