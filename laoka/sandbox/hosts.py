@@ -25,8 +25,8 @@ BOOT_DEADLINE_S = 60
 # Debian's names; Ubuntu has the same ones.
 TOOLS = {
     "debootstrap": "debootstrap", "systemd-nspawn": "systemd-container", "nft": "nftables", "ip": "iproute2",
-    "gcc": "gcc libc6-dev", "dpkg-deb": "dpkg", "apt-ftparchive": "apt-utils", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
-    "unshare": "util-linux", "mkfs.ext4": "e2fsprogs",
+    "gcc": "gcc libc6-dev", "dpkg-deb": "dpkg", "apt-ftparchive": "apt-utils", "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client", "unshare": "util-linux", "mkfs.ext4": "e2fsprogs",
 }  # fmt: skip
 PIP_CACHE_IN_HOST = "/var/cache/laoka/pip"
 PACKAGES_IN_HOST = "/srv/laoka-sandbox-apt"
