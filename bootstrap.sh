@@ -55,9 +55,9 @@ stamp=.venv/laoka-$job
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
   echo "laoka: Python packages into .venv" >&2
   [ -x .venv/bin/python ] || { rm -rf .venv; $python -m venv .venv; }
-  .venv/bin/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --upgrade "pip>=25.1"
   # shellcheck disable=SC2086
-  .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[operator]'$extra
+  .venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[operator]'$extra
   echo "$wanted" > "$stamp"
 fi
 

@@ -1,7 +1,6 @@
 """Bare host to answering endpoint: every role, in order. Run: pyinfra inventories/lab.py deploys/full.py"""
 
 from pyinfra.context import host
-from roles.watchdog.deploy import watchdog
 
 from roles.agent.deploy import agent
 from roles.base.deploy import base
@@ -18,6 +17,7 @@ from roles.power.deploy import power
 from roles.registry import ALL_SETTINGS
 from roles.serve.deploy import serve
 from roles.settings import check_host
+from roles.watchdog.deploy import watchdog
 
 check_host(host, ALL_SETTINGS)
 firmware()
