@@ -14,7 +14,12 @@ import click
 from laoka.catalog.load import CatalogError
 from laoka.catalog.messages import Language, text
 from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
+from laoka.fleet.inventory import InventoryUnread, load_inventory
+from laoka.fleet.requests import request_of
+from laoka.host import collect
+from laoka.host.collect import CouldNotCollect
 from laoka.stack.checkpoint import CheckpointError
+from laoka.stack.from_report import facts_of
 from laoka.stack.models import checkpoint_of
 from laoka.stack.plan import GIB, MemoryPlan
 from laoka.stack.request import (
@@ -63,9 +68,6 @@ def requests_from(
     if hosts and not inventory:
         raise click.UsageError("--host chooses hosts of an --inventory")
     if inventory:
-        from laoka.fleet.inventory import load_inventory
-        from laoka.fleet.requests import request_of
-
         found = {}
         for entry in load_inventory(inventory):
             if hosts and entry.name not in hosts:
@@ -84,9 +86,6 @@ def requests_from(
     wishes = {**defaults, **{key: value for key, value in base.items() if value is not None}}
     wishes["checkpoint"] = wishes["checkpoint"] or checkpoint_of(DEFAULT_MODEL)
     if capture:
-        from laoka.host import collect
-        from laoka.stack.from_report import facts_of
-
         facts = facts_of(collect.from_file(capture), os_release)
         wishes["kernel"] = wishes["kernel"] or facts.kernel
         return {capture: Request(facts.cards, os_release=facts.os_release, glibc=facts.glibc, python=facts.python, **wishes)}
@@ -270,7 +269,7 @@ def command(
         outcomes = {label: resolve(request) for label, request in requests.items()}
     except click.ClickException:
         raise
-    except (RequestError, CheckpointError, CatalogError, ValueError, RuntimeError, OSError) as error:
+    except (RequestError, CheckpointError, CatalogError, InventoryUnread, CouldNotCollect) as error:
         click.echo(f"laoka plan: {error}", err=True)
         return EXIT_COULD_NOT_RUN
     if as_json:

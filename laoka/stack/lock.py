@@ -162,7 +162,7 @@ def parse_lock(text: str, where: str) -> Lock:
     try:
         content = toml.loads(text, where)
     except toml.TomlError as error:
-        raise LockError(str(error)) from None
+        raise LockError(f"{error}: laoka lock again") from None
     if content.get("format") != FORMAT:
         raise LockError(f"{where}: format {content.get('format')!r} is not known here (known: {FORMAT}): laoka lock again")
     try:

@@ -283,7 +283,7 @@ def memory_plan(
         utilization=chosen,
         pool_bytes=pool,
         max_context=max(0, min(most, arch.max_position)),
-        max_streams=max(0, int(free / per_stream)),
+        max_streams=max(0, int(free / per_stream)) if per_stream else 0,
         load=load,
         score_block_tokens=score_block_tokens(engine, memory_mib),
     )

@@ -288,7 +288,10 @@ def _serve(request: Request, release: OsRelease, group: Sequence[Card], driver: 
     reasons: dict[str, tuple[Violation, ...]] = {}
     best_memory: MemoryPlan | None = None
     skipped: list[str] = []
+    full: set[str] = set()
     for engine, listed in _candidates(request, gpu):
+        if engine.name in full:
+            continue
         found = _engine_violations(request, release, engine, gpu, len(group), driver)
         auto_hash = request.engine_version is None and _hash(engine, request) is None
         if not found and auto_hash and _hash_elsewhere(request, engine):
@@ -304,6 +307,8 @@ def _serve(request: Request, release: OsRelease, group: Sequence[Card], driver: 
             if best_memory is None:
                 best_memory = made.memory
             found = list(made.violations)
+            # An older release with other defaults is no cure for a card that is too small.
+            full.add(engine.name)
         kept = reasons.get(engine.name)
         if kept is None or len(found) < len(kept):
             reasons[engine.name] = tuple(found)

@@ -43,9 +43,9 @@ def ceilings(gpu: Gpu | None, tensor_parallel: int, checkpoint: Checkpoint, load
     head = weights.lm_head or weights.embedding
     read = (weights.linear + head) / tensor_parallel + kv + state
     bandwidth = gpu.memory_bandwidth_gb_s
-    decode = bandwidth * 1e9 / read if bandwidth else None
+    decode = bandwidth * 1e9 / read if bandwidth and read else None
     most = published = None
-    if bandwidth and load.speculative_tokens:
+    if bandwidth and read and load.speculative_tokens:
         extra = 0.0
         if drafter is not None:
             extra = drafter.bytes_total / (1 if drafter.replicated else tensor_parallel)
@@ -56,7 +56,7 @@ def ceilings(gpu: Gpu | None, tensor_parallel: int, checkpoint: Checkpoint, load
         published = rounds * GSM8K_TOKENS_PER_ROUND if drafter is not None and drafter.validated else None
     operations = 2 * weights.linear_parameters + 2 * arch.full_attention_layers * arch.heads * arch.head_dim * load.context_tokens
     peak = gpu.fp16_tensor_tflops
-    prefill = tensor_parallel * peak * 1e12 / operations if peak else None
+    prefill = tensor_parallel * peak * 1e12 / operations if peak and operations else None
     told = (
         f"decode: {read / 1e9:.2f} GB a token and GPU (weights {(weights.linear + head) / tensor_parallel / 1e9:.2f}, "
         f"KV {kv / 1e9:.2f}, state {state / 1e9:.2f}) / {bandwidth or '?'} GB/s; "
