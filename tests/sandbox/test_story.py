@@ -164,9 +164,7 @@ def test_other_faults_of_the_card_are_told(
         until(lambda: titles(host.lab)[known:], 90, f"an alert about {fault} arrived")
     finally:
         faults.apply(host, fault, clear=True)
-    until(
-        lambda: "0 open incident" in hosts.execute(host, "laoka --lang en watchdog status").stdout, 240, "the incident is closed"
-    )
+    until(lambda: "0 open incident" in hosts.execute(host, "laoka --lang en watchdog status").stdout, 240, "the incident is closed")
 
 
 def test_the_watchdog_survives_a_full_disk_and_a_cut_network(
