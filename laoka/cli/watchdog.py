@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
-from laoka.agent import channels, outbox, state, wording
+from laoka.agent import channels, drill, outbox, state, wording
 from laoka.agent.config import DEFAULT_PATH, Config, ConfigError, load_config
 from laoka.catalog.messages import Language, text
 
 STATE_FILE = "/run/laoka/watchdog.json"
+DRILL_DEADLINE_S = 20.0
 
 
 @click.group()
@@ -143,6 +144,62 @@ def test_alert(lang: Language, file: Path) -> int:
         failed = failed or outcome != "delivered"
         click.echo(text(f"watchdog.test.{outcome}", lang, channel=channel))
     return 1 if failed else 0
+
+
+@command.command(name="drill")
+@click.argument("fault", type=click.Choice(["xid79"]))
+@click.option(
+    "--config", "file", type=click.Path(path_type=Path), default=DEFAULT_PATH, show_default=True, help="The watchdog's settings."
+)
+@click.pass_obj
+def drill_command(lang: Language, fault: str, file: Path) -> int:
+    """Rehearse a dropped card: a marked record in the kernel log, an incident, an alert. Nothing happens to a card.
+
+    Needs drill = true in the watchdog's settings. Exit status 1 when no incident came of it or an alert is not delivered.
+    """
+    try:
+        config = load_config(file)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    if not config.drill:
+        raise click.ClickException(text("watchdog.drill.not_allowed", lang, file=file))
+    if not config.gpu:
+        raise click.ClickException(text("watchdog.drill.no_card", lang, file=file))
+    before = _read_state(config)
+    if before is None:
+        raise click.ClickException(text("watchdog.status.no_file", lang, file=config.state_file, reason="?"))
+    if _drills(before):
+        raise click.ClickException(text("watchdog.drill.running", lang))
+    try:
+        drill.write_record(config.kernel_log, drill.xid79_text(config.gpu[0].bdf))
+    except OSError as error:
+        raise click.ClickException(f"{config.kernel_log}: {error.strerror}") from None
+    click.echo(text("watchdog.drill.written", lang, log=config.kernel_log, bdf=config.gpu[0].bdf), err=True)
+    end_s = time.monotonic() + DRILL_DEADLINE_S
+    found: list[str] = []
+    while time.monotonic() < end_s:
+        time.sleep(0.2)
+        current = _read_state(config) or before
+        found = found or _drills(current)
+        if found and not current["alerts"]["waiting"] and current["alerts"]["delivered"] > before["alerts"]["delivered"]:
+            click.echo(text("watchdog.drill.delivered", lang, id=found[0], channels=current["alerts"]["channels"]))
+            return 0
+    outcome, name = ("not_delivered", found[0]) if found else ("not_seen", "")
+    click.echo(text(f"watchdog.drill.{outcome}", lang, id=name, seconds=f"{DRILL_DEADLINE_S:g}"), err=True)
+    return 1
+
+
+def _read_state(config: Config) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(Path(config.state_file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _drills(current: dict[str, Any]) -> list[str]:
+    """Open incidents that are a drill."""
+    return [incident["id"] for incident in current["incidents"]["open"] if incident["drill"]]
 
 
 def test_message(config: Config) -> tuple[str, str]:

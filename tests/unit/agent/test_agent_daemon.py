@@ -295,3 +295,20 @@ def test_test_alert(host: Host, endpoint: Endpoint) -> None:
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert done.return_value == 1
     assert "no alert channel is configured" in done.stderr
+
+
+def test_drill_command(host: Host, endpoint: Endpoint) -> None:
+    words = ["--lang", "en", "watchdog", "drill", "xid79", "--config", str(host.config)]
+    refused = CliRunner().invoke(cli, words)
+    assert refused.exit_code == 1
+    assert "drills are off" in refused.output
+    host.configure(drill="true")
+    host.start()
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert done.return_value == 0, done.output
+    assert endpoint.titles == [
+        f"[simulated card] [DRILL] box-7: card has fallen off the bus (Xid 79): Tesla V100 PCIe 32GB {BDF}, slot top"
+    ]
+    assert endpoint.got[0]["message"].startswith("This is a drill")
+    assert "already" in CliRunner().invoke(cli, words).output
+    assert len(host.incidents) == 1
