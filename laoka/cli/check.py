@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,8 @@ from laoka.checks.policy import Accepted, PolicyError, apply, parse_policy
 from laoka.checks.result import HostResult, as_html, as_json, as_junit, by_area
 from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
 from laoka.files import write_atomic
+from laoka.fleet.inventory import InventoryUnread
+from laoka.fleet.targets import targets_of_inventory
 from laoka.host import collect
 from laoka.host.collect import CouldNotCollect, SshTarget
 from laoka.host.report import FILE_KINDS, HostReport
@@ -88,15 +89,21 @@ def ssh_target(words: str, key_file: str | None, jump: str | None) -> SshTarget:
     return SshTarget(host, int(port), user or None, key_file, None, jump)
 
 
-def find_targets(words: Sequence[str], key_file: str | None, jump: str | None) -> list[Target]:
-    """Targets of the command line. Errors: click.ClickException for what is none."""
+def find_targets(words: Sequence[str], key_file: str | None, jump: str | None) -> tuple[list[Target], dict[str, int]]:
+    """Targets of the command line, and how many cards an inventory expects by host. Errors: click.ClickException."""
     found: list[Target] = []
+    expected: dict[str, int] = {}
     for word in words:
         path = Path(word)
         if word == LOCAL:
             found.append((LOCAL, collect.from_this_machine))
         elif word.endswith(".py"):
-            found += _of_inventory(word)
+            try:
+                targets = targets_of_inventory(word)
+            except InventoryUnread as error:
+                raise click.ClickException(str(error)) from None
+            found += [(target.name, target.read) for target in targets]
+            expected |= {target.name: target.expected_gpus for target in targets if target.expected_gpus is not None}
         elif path.is_file():
             found.append((word, lambda path=path: collect.from_file(path)))  # type: ignore[misc]
         elif "/" in word:
@@ -104,18 +111,7 @@ def find_targets(words: Sequence[str], key_file: str | None, jump: str | None) -
         else:
             target = ssh_target(word, key_file, jump)
             found.append((target.name, lambda target=target: collect.from_ssh(target)))  # type: ignore[misc]
-    return found
-
-
-def _of_inventory(path: str) -> list[Target]:
-    try:
-        targets = importlib.import_module("laoka.host.targets")
-    except ModuleNotFoundError:
-        raise click.ClickException(
-            f"{path}: this laoka can't read inventories yet; name the hosts, or run deploys/check.py with pyinfra"
-        ) from None
-    found: list[Target] = targets.targets_of_inventory(path)
-    return found
+    return found, expected
 
 
 def report_of_files(pairs: Sequence[str]) -> HostReport:
@@ -270,12 +266,13 @@ def command(
     if files:
         report = report_of_files(files)
         chosen: list[Target] = [("files", lambda: report)]
+        expected: dict[str, int] = {}
     else:
-        chosen = find_targets(targets, key_file, jump)
+        chosen, expected = find_targets(targets, key_file, jump)
     progress = sys.stderr.isatty() and len(chosen) > 1
     results = check_many(
         chosen,
-        expected_gpus=expect,
+        expected_gpus=expected if expect is None else expect,
         only=only,
         policy=accepted,
         on_done=lambda result: click.echo(f"{result.host}: {result.verdict}", err=True) if progress else None,

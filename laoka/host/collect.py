@@ -27,7 +27,8 @@ class CouldNotCollect(Exception):
 class SshTarget:
     """How to reach a host with the OpenSSH client. `user`, `key_file` None: as the client's own configuration says.
 
-    `known_hosts_file` makes that file the only one that counts; `jump` is `[user@]host[:port]` of a host in between.
+    `known_hosts_file` makes that file the only one that counts; `jump` is `[user@]host[:port]` of a host in between;
+    `config_file` takes the place of the client's own configuration (it may name a host in between too).
     """
 
     host: str
@@ -36,6 +37,7 @@ class SshTarget:
     key_file: str | None = None
     known_hosts_file: str | None = None
     jump: str | None = None
+    config_file: str | None = None
 
     @property
     def name(self) -> str:
@@ -47,6 +49,8 @@ class SshTarget:
 def ssh_argv(target: SshTarget) -> tuple[str, ...]:
     """The ssh command that runs the probe given on its standard input; it never asks and never waits for long."""
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
+    if target.config_file:
+        options += ["-F", target.config_file]
     if target.key_file:
         options += ["-i", target.key_file, "-o", "IdentitiesOnly=yes"]
     if target.known_hosts_file:
