@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -174,3 +175,15 @@ def test_no_published_speed_passes_its_ceiling() -> None:
             for speed in profile.speed:
                 if speed.streams == 1:
                     assert speed.tok_s < (bound if speed.kind == "decode" else found.ceilings.prefill_tok_s), profile.id
+
+
+@pytest.mark.parametrize(("label", "context"), [("4K", 4096), ("32K", 32768), ("128K", 131072), ("256K", 262144)])
+def test_the_ceilings_that_the_documentation_prints(label: str, context: int) -> None:
+    found = stack("4xv100-sxm2-32gb", context_tokens=context).ceilings
+    assert found is not None and found.decode_tok_s and found.prefill_tok_s
+    drafted = (found.decode_at_published_acceptance_tok_s or 0, found.decode_speculative_tok_s or 0)
+    row = f"| {label} | {found.decode_tok_s:.0f}{' tok/s' if label == '4K' else ''} | {drafted[0]:.0f} | {drafted[1]:.0f} |"
+    text = (Path(__file__).resolve().parents[3] / "docs" / "speculative-speed.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith(row)]
+    printed = float(line.split("|")[5].replace("tok/s", "").replace(",", ""))
+    assert printed == pytest.approx(found.prefill_tok_s, rel=0.005)
