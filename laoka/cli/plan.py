@@ -175,12 +175,13 @@ def _show_speed(console: Console, stack: Stack, lang: Language) -> None:
         console.print(escape(ceilings.arithmetic), style="dim")
     rows = [(profile, speed) for profile in stack.profiles for speed in profile.speed]
     if rows:
-        table = Table("published", "context", "requests", "tok/s", "who", "source")
+        table = Table("published", "cards", "context", "requests", "tok/s", "who", "source")
         for profile, speed in rows:
             kind = f"{profile.engine} {speed.kind}" + (f" ({speed.condition})" if speed.condition else "")
             context = f"{speed.context_tokens:,}" if speed.context_tokens else "-"
             table.add_row(
                 kind,
+                f"{profile.count}x {profile.gpu}",
                 context,
                 str(speed.streams),
                 f"{speed.tok_s:,.1f}",

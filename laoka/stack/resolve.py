@@ -579,7 +579,8 @@ def _experience(
         concerned = advisory.action == "advise" and advisory.engine == engine.name and degree >= advisory.min_tensor_parallel
         if concerned and _matches(engine.version, advisory.versions):
             found.append(message("warn_advisory", id=advisory.id, known=advisory.known))
-    if engine.gate and engine.name == "1cat-vllm" and not any(profile.works for profile in measured):
+    here = [profile for profile in measured if gpu is not None and profile.gpu == gpu.id and profile.works]
+    if engine.gate and engine.name == "1cat-vllm" and not here:
         found.append(message("warn_gate", engine=engine.pin, gate=engine.gate))
     return found
 

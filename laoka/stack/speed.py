@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from laoka.catalog.engines import Engine
-from laoka.catalog.gpus import Gpu
+from laoka.catalog.gpus import Gpu, gpus
+from laoka.catalog.load import by_id
 from laoka.catalog.models import Drafter
 from laoka.catalog.profiles import Profile, Speculative, profiles
 from laoka.stack.plan import Load, gdn_state_bytes, kv_bytes_per_token
@@ -68,16 +69,21 @@ def ceilings(gpu: Gpu | None, tensor_parallel: int, checkpoint: Checkpoint, load
 def profiles_for(
     gpu: Gpu | None, tensor_parallel: int, engine: Engine, model: str, speculative: Speculative
 ) -> tuple[Profile, ...]:
-    """What was measured on such a setup: same cards, engine, model and speculation; this very release first."""
+    """What was measured on such a setup: as many cards, the same engine, model and speculation.
+
+    This very card and release first; then cards of the same family with as much memory (another form of it, say), told by `gpu`.
+    """
     if gpu is None:
         return ()
+    known = by_id(gpus())
+    alike = {row.id for row in known.values() if row.family == gpu.family and row.memory_mib == gpu.memory_mib is not None}
     found = [
         profile
         for profile in profiles()
-        if profile.gpu == gpu.id
+        if profile.gpu in {gpu.id, *alike}
         and profile.count == tensor_parallel
         and profile.engine.split("==")[0] == engine.name
         and profile.model == model
         and profile.speculative == speculative
     ]
-    return tuple(sorted(found, key=lambda profile: profile.engine != engine.pin))
+    return tuple(sorted(found, key=lambda profile: (profile.gpu != gpu.id, profile.engine != engine.pin)))

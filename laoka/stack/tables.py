@@ -96,6 +96,8 @@ def outcome_table(outcome: Stack | Refusal, lang: Language = "en") -> dict[str, 
     expected = [
         {
             "engine": profile.engine,
+            "gpu": profile.gpu,
+            "gpu_count": profile.count,
             "measured_by": profile.measured_by,
             "status": profile.status,
             "works": profile.works,

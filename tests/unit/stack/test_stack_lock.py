@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 from laoka.catalog.engines import engines
 from laoka.cli.lock import gather_hashes, wanted_engines
 from laoka.cli.main import cli
-from laoka.fleet.inventory import InventoryUnread, load_inventory
+from laoka.fleet.inventory import HostEntry, InventoryUnread, load_inventory
 from laoka.fleet.requests import request_of
 from laoka.host import sections
 from laoka.host.report import HostReport
@@ -59,8 +61,17 @@ def inventory(tmp_path: Path) -> Path:
     return path
 
 
-def hosts(path: Path, **hashes: str) -> dict[str, Request]:
-    return {entry.name: request_of(entry.name, entry.data, hashes) for entry in load_inventory(path)}
+@cache
+def loaded(text: str) -> tuple[HostEntry, ...]:
+    """An inventory's hosts: each text is loaded once, as it takes a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lab.py"
+        path.write_text(text)
+        return load_inventory(path)
+
+
+def hosts(path: Path) -> dict[str, Request]:
+    return {entry.name: request_of(entry.name, entry.data, {}) for entry in loaded(path.read_text())}
 
 
 def run(*args: str | Path) -> Result:
