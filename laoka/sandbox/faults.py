@@ -71,6 +71,7 @@ def _board_marker(host: HostFolder) -> Path:
 
 def _board(above_4g: bool) -> Callable[[HostFolder], None]:
     def apply(host: HostFolder) -> None:
+        (host.card / "kmsg").write_text("")  # a firmware setting changes over a reboot, and the kernel's log starts anew
         card.create(host.card, (card.v100_pcie_32gb(),), bar_above_4g=above_4g)
         if above_4g:
             _board_marker(host).unlink(missing_ok=True)
