@@ -114,7 +114,9 @@ class Follower:
                 lines = (rest + data).split(b"\n")
                 rest = lines.pop()[-MAX_LINE_BYTES:]
                 self.records_total += len(lines)
-                records = [record for line in lines if (record := parse_kmsg_record(line))]
+                # In a flood only what can matter is parsed, and the last line for its number.
+                wanted = lines if again else [line for line in lines[:-1] if interesting(line)] + lines[-1:]
+                records = [record for line in wanted if (record := parse_kmsg_record(line))]
                 if again:
                     records = list(after_replacement(records, self.position.sequence))
                     again = False

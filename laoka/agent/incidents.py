@@ -4,7 +4,7 @@ Signals of the host join the newest open incident until it has been quiet for `b
 meaningful signal: never an Xid 45 (cleanup) or 154 (about another Xid), and never an engine that died beside a fault of the
 hardware that killed it. The incident is called after its root cause until something worse joins it: a card that drops after a
 program's Xid is a dropped card. An incident is over when all its conditions are gone for `recovered_after_s`; one of events
-only, when its burst is quiet.
+only is closed without a word when its burst is quiet, as nobody saw anything heal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from laoka.agent.signals import CLASS_OF_KIND, LOSSES, SEVERITY_OF_CLASS, SYMPTOMS, Reading, Signal
 from laoka.catalog import xids
@@ -25,7 +25,8 @@ SETTLE_SYMPTOM_S = 3.0
 """Before the first alert: signals of one fault come within so long, and the alert should name the cause, not the symptom."""
 
 _SEVERITIES = ("notice", "warning", "critical")
-State = Literal["open", "recovered"]
+State = Literal["open", "recovered", "closed"]
+"""`recovered`: its conditions are gone. `closed`: there were only events, and no more came; nobody saw it heal."""
 AlertKind = Literal["opened", "worse", "recovered"]
 
 
@@ -120,8 +121,6 @@ def rank(signal: Signal) -> int:
     found = class_of(signal)
     if found in LOSSES:
         return 3
-    if signal.kind == "unit_restarted":
-        return 1  # it is up again
     row = xids.by_number(signal.xid) if signal.xid is not None else None
     return _SEVERITIES.index(row.severity if row else SEVERITY_OF_CLASS[found])
 
@@ -322,9 +321,11 @@ def tick(tracker: Tracker, now: Now) -> Step:
         clear_since_s = None if incident.has_active else item.clear_since_s if item.clear_since_s is not None else now.mono_s
         item = replace(item, clear_since_s=clear_since_s)
         if _over(item, tracker, now):
-            incident = replace(incident, state="recovered", closed_unix_s=now.unix_s)
+            state: State = "recovered" if _had_conditions(incident) else "closed"
+            incident = replace(incident, state=state, closed_unix_s=now.unix_s)
             changed.append(incident)
-            alerts.append(Alert("recovered", incident, incident.lead))
+            if state == "recovered":
+                alerts.append(Alert("recovered", incident, incident.lead))
         else:
             live.append(item)
     last = {incident.id: incident for incident in changed}
@@ -334,10 +335,13 @@ def tick(tracker: Tracker, now: Now) -> Step:
 def _over(item: Live, tracker: Tracker, now: Now) -> bool:
     if item.clear_since_s is None or item.alert_due_s is not None:
         return False
-    had_conditions = any(seen.signal.lasting for seen in item.incident.seen)
-    if had_conditions:
+    if _had_conditions(item.incident):
         return now.mono_s - item.clear_since_s >= tracker.recovered_after_s
     return now.mono_s - item.last_signal_s >= tracker.burst_quiet_s
+
+
+def _had_conditions(incident: Incident) -> bool:
+    return any(seen.signal.lasting for seen in incident.seen)
 
 
 def next_due_s(tracker: Tracker, now: Now) -> float:
@@ -391,6 +395,13 @@ def to_json(incident: Incident) -> dict[str, Any]:
     }
 
 
+def _state(value: Any) -> State:
+    if value not in get_args(State):
+        raise StoredError(f"state {value!r}")
+    found: State = value
+    return found
+
+
 def from_json(raw: Mapping[str, Any]) -> Incident:
     """A stored incident. Errors: StoredError."""
     try:
@@ -422,7 +433,7 @@ def from_json(raw: Mapping[str, Any]) -> Incident:
             id=raw["id"],
             opened_unix_s=float(raw["opened_unix_s"]),
             seen=seen,
-            state=raw["state"],
+            state=_state(raw["state"]),
             closed_unix_s=raw["closed_unix_s"],
             last_signal_unix_s=float(raw["last_signal_unix_s"]),
             told_rank=int(raw["told_rank"]),

@@ -22,8 +22,9 @@ from laoka.host.kernel_log import (
     read_events,
 )
 
-# A flooded log brings thousands of records a second: two searches tell which ones can matter.
+# A flooded log brings thousands of records a second, most of them corrected AER errors: a few searches tell which can matter.
 MARKS = (b"NVRM", b"PCIe Bus Error")
+FLOOD = b"severity=Correct"
 STITCHED_RECORDS = 6
 FACILITY_KERNEL = 0
 
@@ -140,7 +141,7 @@ def signal_of(event: KernelEvent, record: KmsgRecord, boot_id: str) -> Signal:
 
 def interesting(data: bytes) -> bool:
     """The cheap look: whether a record can hold anything for us."""
-    return any(mark in data for mark in MARKS)
+    return any(mark in data for mark in MARKS) and FLOOD not in data
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,13 @@ class UnitState:
 
 @dataclass(frozen=True)
 class UnitMemory:
-    """What the judgement of the next look needs: how often it was down in a row, and the restarts counted so far."""
+    """What the judgement of the next look needs: how often it was down in a row, the restarts counted so far, and whether it is
+    on its way up after one.
+    """
 
     down_looks: int = 0
     restarts: int | None = None
+    restarting: bool = False
 
 
 def read_unit(unit: str) -> UnitState:
@@ -56,7 +59,9 @@ def parse_show(done: Completed) -> UnitState:
 
 
 def judge(unit: str, state: UnitState, memory: UnitMemory) -> tuple[Reading, UnitMemory]:
-    """Signals: unit_down (failed, not installed, or inactive twice in a row), unit_restarted (an event)."""
+    """Signals: unit_down (failed, not installed, or inactive twice in a row), unit_restarted (systemd restarted it, until it is
+    up again).
+    """
     facts = {"unit": unit, "active": state.active, "sub": state.sub, "result": state.result, "restarts": state.restarts}
     if state.fault:
         return Reading("unit", "unknown", detail=state.fault, facts=facts), memory
@@ -67,14 +72,15 @@ def judge(unit: str, state: UnitState, memory: UnitMemory) -> tuple[Reading, Uni
     if state.active == "failed" or down_looks >= DOWN_LOOKS:
         signals.append(Signal("unit_down", "unit", subject=unit, seen=f"{unit}: {shown}", values=values))
     # systemd counts from zero again when somebody starts or stops the unit by hand.
-    if memory.restarts is not None and state.restarts is not None and state.restarts > memory.restarts:
-        values = {"unit": unit, "count": state.restarts}
-        seen = f"{unit}: NRestarts {memory.restarts} -> {state.restarts}"
-        signals.append(Signal("unit_restarted", "unit", subject=unit, seen=seen, values=values, lasting=False))
-    verdict = "bad" if any(signal.lasting for signal in signals) else "ok" if state.active == "active" else "unknown"
-    after = UnitMemory(down_looks, state.restarts)
-    if verdict == "bad":
+    again = memory.restarts is not None and state.restarts is not None and state.restarts > memory.restarts
+    restarting = again or (memory.restarting and state.active != "active")
+    if restarting:
+        values = {"unit": unit, "count": state.restarts or 0}
+        seen = f"{unit}: restarted by systemd, {shown}"
+        signals.append(Signal("unit_restarted", "unit", subject=unit, seen=seen, values=values))
+    after = UnitMemory(down_looks, state.restarts, restarting)
+    if signals:
         return Reading("unit", "bad", tuple(signals), f"{unit}: {shown}", facts), after
-    if verdict == "ok":
-        return Reading("unit", "ok", tuple(signals), f"{unit}: {shown}", facts), after
-    return Reading("unit", "unknown", tuple(signals), f"{unit}: {shown}: on its way", facts), after
+    if state.active == "active":
+        return Reading("unit", "ok", (), f"{unit}: {shown}", facts), after
+    return Reading("unit", "unknown", (), f"{unit}: {shown}: on its way", facts), after

@@ -141,3 +141,14 @@ def test_where_it_was_left_off(tmp_path: Path, start: Start) -> None:
     third = start(path, replace(position, boot_id="another"))
     add(path, line(4))
     assert third.sees(4)
+
+
+def test_a_flood_of_corrected_errors_is_read_past(tmp_path: Path, start: Start) -> None:
+    path = tmp_path / "kmsg"
+    path.write_text("")
+    reader = start(path, None)
+    reader.ready()
+    aer = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Correctable, type=Physical Layer, (Receiver ID)"
+    add(path, "".join(line(number, aer) for number in range(20_000)) + line(20_000))
+    assert reader.sees(20_000)
+    assert reader.follower.position.sequence == 20_000
