@@ -91,6 +91,14 @@ def by_device_id(device_id: str) -> Gpu | None:
 
 
 def by_name(name: str) -> Gpu | None:
-    """The card of this catalogue id ("v100-pcie-32gb"; case, spaces and underscores don't matter), or None."""
+    """The card of a catalogue id, or of the beginning of only one: "v100-pcie-32gb", "H200", "4080", "GeForce RTX 4080".
+
+    Case, spaces and the maker's words don't matter. None for a name that is not known, or could be several cards ("v100").
+    """
     wanted = re.sub(r"[\s_]+", "-", name.strip().lower())
-    return next((gpu for gpu in gpus() if gpu.id == wanted), None)
+    wanted = re.sub(r"^(nvidia-|tesla-|geforce-)+", "", wanted)
+    for text in (wanted, f"rtx-{wanted}"):
+        found = [gpu for gpu in gpus() if gpu.id == text] or [gpu for gpu in gpus() if gpu.id.startswith(f"{text}-")]
+        if len(found) == 1:
+            return found[0]
+    return None

@@ -101,7 +101,7 @@ def show(console: Console, name: str, outcome: Stack | Refusal, lang: Language) 
     console.print(f"[bold]{escape(name)}[/bold]")
     if isinstance(outcome, Refusal):
         console.print(f"[red]{escape(text('stack.plan_refused', lang, count=len(outcome.violations)))}[/red]")
-        table = Table("constraint", "evidence", "way out", show_lines=True)
+        table = Table(*_heads(lang, "head_constraint", "head_evidence", "head_way_out"), show_lines=True)
         for item in outcome.violations:
             table.add_row(item.constraint, escape(item.evidence.say(lang)), escape(item.way_out.say(lang)))
         console.print(table)
@@ -130,11 +130,15 @@ def _words(key: str, value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def _heads(lang: Language, *keys: str) -> tuple[str, ...]:
+    return tuple(text(f"stack.{key}", lang) for key in keys)
+
+
 def _show_memory(console: Console, memory: MemoryPlan, lang: Language) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("one GPU", "GiB", "arithmetic", "source")
+    table = Table(text("stack.head_one_gpu", lang), "GiB", *_heads(lang, "head_arithmetic", "head_source"))
     table.columns[1].justify = "right"
     for line in memory.lines:
         label = text(f"stack.line_{line.key}", lang)
@@ -161,9 +165,8 @@ def _show_speed(console: Console, stack: Stack, lang: Language) -> None:
 
     ceilings = stack.ceilings
     if ceilings is not None:
-        table = Table(
-            "tok/s, one request", "decode", "decode, all drafts accepted", "decode, 5.39 tokens a round (GSM8K)", "prefill"
-        )
+        heads = _heads(lang, "head_one_request", "head_decode", "head_decode_all", "head_decode_published", "head_prefill")
+        table = Table(*heads)
         told = (
             ceilings.decode_tok_s,
             ceilings.decode_speculative_tok_s,
@@ -175,7 +178,11 @@ def _show_speed(console: Console, stack: Stack, lang: Language) -> None:
         console.print(escape(ceilings.arithmetic), style="dim")
     rows = [(profile, speed) for profile in stack.profiles for speed in profile.speed]
     if rows:
-        table = Table("published", "cards", "context", "requests", "tok/s", "who", "source")
+        table = Table(
+            *_heads(lang, "head_published", "head_cards", "head_context", "head_requests"),
+            "tok/s",
+            *_heads(lang, "head_who", "head_source"),
+        )
         for profile, speed in rows:
             kind = f"{profile.engine} {speed.kind}" + (f" ({speed.condition})" if speed.condition else "")
             context = f"{speed.context_tokens:,}" if speed.context_tokens else "-"

@@ -93,9 +93,9 @@ def parse_gpu(text: str) -> tuple[Card, ...]:
         return ()
     if not 1 <= count <= MAX_CARDS:
         raise RequestError(f"--gpu {text!r}: {count} cards: a host has 1 to {MAX_CARDS}")
-    if re.fullmatch(r"(?i)(10de:)?(0x)?[0-9a-f]{4}", name):
-        return (card_of(name),) * count
     gpu = gpus.by_name(name)
+    if gpu is None and re.fullmatch(r"(?i)(10de:)?(0x)?[0-9a-f]{4}", name):
+        return (card_of(name),) * count
     if gpu is None:
         words = re.findall(r"[a-z]+\d+[a-z]?|\d+gb", name.lower())
         near = [row.id for row in gpus.gpus() if any(word in row.id for word in words)] or [row.id for row in gpus.gpus()]

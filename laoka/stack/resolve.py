@@ -531,6 +531,8 @@ def _stack(
         warnings.append(message("warn_requirements_unread", engine=engine.pin))
     if engine.device == "cuda" and memory.fits is None:
         warnings.append(message("warn_memory_unknown"))
+    if engine.device == "cuda" and gpu is not None and gpu.family != "volta":
+        warnings.append(message("warn_fitted_elsewhere", gpu=gpu.name))
     if sha256 is None:
         warnings.append(message("warn_no_hash", engine=engine.pin))
     if engine.name == "revolta":

@@ -165,7 +165,11 @@ def test_gpus_are_found_by_id_and_by_name() -> None:
     assert by_device_id("0x1DB6") is found
     assert by_name("V100 PCIe 32GB") is found
     assert by_device_id("10de:ffff") is None
-    assert by_name("v100") is None
+    assert by_name("v100") is None, "several cards are called so"
+    for name in ("4080", "RTX 4080", "NVIDIA GeForce RTX 4080"):
+        card = by_name(name)
+        assert card is not None and card.id == "rtx-4080"
+    assert by_name("h200") is by_device_id("10de:2335")
 
 
 def test_references_between_files() -> None:

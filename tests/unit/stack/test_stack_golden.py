@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from laoka.stack.message import Message
+from laoka.stack.request import parse_gpu
 from laoka.stack.resolve import Refusal, Stack, resolve, speculative_config_violations
 from tests.unit.stack.asking import refusal, request, stack
 
@@ -209,6 +210,14 @@ def test_the_4080_is_not_unsupported() -> None:
     assert refused.memory is not None and refused.memory.fits is False
 
 
+@pytest.mark.parametrize(
+    "text", ["2x4080", "2x RTX 4080", "2 x geforce rtx 4080", "2xrtx-4080", "2x10de:2704", "2x2704", "2X0x2704"]
+)
+def test_cards_as_people_write_them(text: str) -> None:
+    cards = parse_gpu(text)
+    assert [card.gpu.id for card in cards if card.gpu] == ["rtx-4080", "rtx-4080"]
+
+
 def test_two_4080_by_tensor_parallelism() -> None:
     assert stack("2xrtx-4080").tensor_parallel == 2
 
@@ -261,6 +270,11 @@ def test_a_card_without_known_memory_is_unknown_and_not_fine() -> None:
 def test_glibc_and_python_of_the_host_win_over_the_release_s() -> None:
     assert stack(f"4x{V100}", "ubuntu-22.04", glibc="2.39").engine.name == "1cat-vllm"
     assert stack(f"4x{V100}", python="3.11").python_source == "uv"
+
+
+def test_constants_fitted_on_v100_are_told_elsewhere() -> None:
+    assert "were fitted on V100" in said(stack("2xrtx-3090").warnings)
+    assert "were fitted on V100" not in said(stack(f"2x{PCIE}").warnings)
 
 
 def test_advisories_act_on_the_batch() -> None:

@@ -17,7 +17,10 @@ SOURCES = [*(ROOT / "laoka" / "stack").glob("*.py"), ROOT / "laoka" / "cli" / "p
 
 def test_messages_and_code_agree() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
-    named = set(re.findall(r"""["'](?:stack\.)?((?:evidence|way|warn|note|plan|lock)_\w+)["']""", text)) - {"way_out"}
+    named = set(re.findall(r"""["'](?:stack\.)?((?:evidence|way|warn|note|plan|lock|head)_\w+)["']""", text)) - {
+        "way_out",
+        "head_dim",
+    }
     known = {key.removeprefix("stack.") for key in catalogue() if key.startswith("stack.")}
     lines = {name for name in known if name.startswith("line_")}
     assert named == known - lines, (named - known, known - lines - named)
