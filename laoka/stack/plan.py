@@ -18,6 +18,8 @@ MARGIN = 0.01
 SMALL_CARD_MIB = 24 * 1024
 SCORE_BLOCK_TOKENS, SMALL_SCORE_BLOCK_TOKENS = 16384, 4096
 SMALLEST_BATCH = 2048
+CUDA_GRAPHS_MIB = 133
+"""CUDA graph pool of one rank, 0.13 GiB: 1Cat-vLLM PR #420, TP4 with DFlash2."""
 KV_BYTES = {"auto": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
 
 
@@ -193,12 +195,14 @@ def outside_lines(
                 engine.source,
             )
         )
+    graphs = f"graph pool of one rank: {CUDA_GRAPHS_MIB} MiB (none with --enforce-eager)"
+    lines.append(Line("cuda_graphs", CUDA_GRAPHS_MIB * MIB, False, graphs, "1Cat-vLLM PR #420: TP4 with DFlash2"))
     lines.append(
         Line(
             "runtime",
             int(reserve.value * MIB),
             False,
-            f"CUDA context, CUDA graphs, NCCL: {reserve.value:.0f} MiB (reserve)",
+            f"CUDA context and NCCL: {reserve.value:.0f} MiB (reserve)",
             reserve.source,
         )
     )
