@@ -48,7 +48,7 @@ def runs(pair: tuple[HostFolder, HostFolder], untouched: str) -> tuple[Deployed,
 def picture(host: HostFolder) -> str:
     """What a run would change: packages, holds, units, and every file of the places that roles write to."""
     script = (
-        "dpkg-query -W; apt-mark showhold; systemctl list-unit-files --no-legend; "
+        "dpkg-query -W; apt-mark showhold; systemctl list-unit-files --no-legend | grep -v transient; "
         "find /etc /opt /srv /usr/local /var/lib/laoka -xdev -not -path '/srv/laoka-sandbox*' -type f -printf '%p %T@ %s\\n' | sort"
     )
     return hosts.execute(host, script, check=False).stdout
