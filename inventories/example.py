@@ -61,6 +61,8 @@ gpu_hosts = (
         # More apt sources, by file name: a local mirror or a USB disk with .debs.
         "apt_sources": {"mirror": "deb [signed-by=/usr/share/keyrings/mirror.gpg] https://apt.example.net/ubuntu noble main"},
         # --- what is pinned ---
+        # For `laoka lock inventories/lab.py`: which stack these cards can run on this system, and whether it fits.
+        "os_release": "ubuntu-24.04",
         # 580 is the last driver branch that drives a V100.
         "driver_branch": "580",
         "driver_packages": ["nvidia-headless-580-server", "nvidia-utils-580-server"],

@@ -33,6 +33,7 @@ sandbox = (
         "ssh_allow_agent": False,
         "ssh_look_for_keys": False,
         "simulated": True,
+        "os_release": "debian-12",
         # Small stand-in packages with the real names; they hold no NVIDIA software.
         "apt_sources": {"sandbox": _packages.apt_source(_hosts.PACKAGES_IN_HOST)},
         "pip_cache_dir": _hosts.PIP_CACHE_IN_HOST,

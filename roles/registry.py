@@ -12,6 +12,7 @@ from roles.gateway.deploy import GatewaySettings
 from roles.kernel.deploy import KernelSettings
 from roles.model.deploy import ModelSettings
 from roles.monitoring.deploy import MonitoringSettings
+from roles.plan import PlanSettings
 from roles.power.deploy import PowerSettings
 from roles.serve.deploy import ServeSettings
 from roles.settings import RoleSettings
@@ -19,5 +20,5 @@ from roles.watchdog.deploy import WatchdogSettings
 
 ALL_SETTINGS: tuple[type[RoleSettings], ...] = (
     BaseSettings, FirmwareSettings, KernelSettings, DriverSettings, CudaSettings, EngineSettings, SpeculativeSettings,
-    ModelSettings, ServeSettings, GatewaySettings, WatchdogSettings, MonitoringSettings, PowerSettings,
+    ModelSettings, ServeSettings, GatewaySettings, WatchdogSettings, MonitoringSettings, PowerSettings, PlanSettings,
 )  # fmt: skip

@@ -16,7 +16,7 @@ class Decision:
 def decide(wanted: str, engine_name: str, gpu_count: int) -> Decision:
     """Decide on DFlash2.
 
-    Arguments: `wanted` is "auto" or "none"; `engine_name` as in the inventory; `gpu_count` the cards that serve.
+    Arguments: `wanted` is "auto", "dflash2", "mtp" or "none"; `engine_name` as in the inventory; `gpu_count` the cards that serve.
     DFlash2 is not a package: it is kernels inside an engine for sm_70 or sm_75 and later, plus a drafter checkpoint of 3.85 GB
     that every GPU holds whole (source: 1Cat-vLLM 1.5.1 README; the drafter's own repository).
     """

@@ -21,8 +21,8 @@ DECISION = "/etc/laoka/speculative.json"
 class SpeculativeSettings(RoleSettings):
     """Settings of speculative decoding."""
 
-    speculative: Literal["auto", "none"] = "auto"
-    """auto uses DFlash2 where engine, cards and memory allow it; none never does."""
+    speculative: Literal["auto", "dflash2", "mtp", "none"] = "auto"
+    """What is wished for; auto takes what engine, cards and memory allow, none nothing. So far every host serves without."""
 
 
 @deploy("DFlash2")
