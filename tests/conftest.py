@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from laoka.sandbox import hosts
+from laoka.sandbox import faults, hosts
 from laoka.sandbox.lab import HostFolder, Lab, open_lab
+from tests.hosts import FULL, INVENTORY, Deployed, healthy, picture, pyinfra, until
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,44 @@ def ops_host() -> Iterator[HostFolder]:
     """One bare host for the operations' tests."""
     for lab in _lab("ops"):
         yield hosts.up(lab, 1, print)[0]
+
+
+@pytest.fixture(scope="session")
+def pair(tests_lab: Lab) -> tuple[HostFolder, HostFolder]:
+    first, second = hosts.up(tests_lab, 2, print)
+    faults.apply(second, "above-4g-off", clear=False)
+    return first, second
+
+
+@pytest.fixture(scope="session")
+def untouched(pair: tuple[HostFolder, HostFolder]) -> str:
+    """What v100-2 is before anything ran on it."""
+    return picture(pair[1])
+
+
+@pytest.fixture(scope="session")
+def runs(pair: tuple[HostFolder, HostFolder], untouched: str) -> tuple[Deployed, Deployed]:
+    """A dry run, then the first run, on both hosts."""
+    lab = pair[0].lab
+    return pyinfra(lab, "--dry", INVENTORY, FULL), pyinfra(lab, "-y", INVENTORY, FULL)
+
+
+@pytest.fixture(scope="session")
+def served(pair: tuple[HostFolder, HostFolder], runs: tuple[Deployed, Deployed]) -> HostFolder:
+    """A host on which deploys/full.py ran and whose model answers. Who changes it puts it back."""
+    until(lambda: healthy(pair[0]), 300, "the model answers")
+    return pair[0]
+
+
+@pytest.fixture(scope="session")
+def served_pair(served: HostFolder, pair: tuple[HostFolder, HostFolder]) -> tuple[HostFolder, HostFolder]:
+    """Two such hosts."""
+    second = pair[1]
+    if not healthy(second):
+        faults.apply(second, "above-4g-off", clear=True)
+        done = pyinfra(second.lab, "-y", "--limit", second.name, INVENTORY, FULL)
+        assert (done.status, done.failed(second.name)) == (0, [])
+    return served, second
 
 
 def _lab(name: str) -> Iterator[Lab]:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from laoka.sandbox.lab import Lab
+from laoka.sandbox import hosts
+from laoka.sandbox.lab import HostFolder, Lab
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON = "/opt/laoka/agent/current/bin/python"
+INVENTORY, FULL = "inventories/sandbox.py", "deploys/full.py"
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,26 @@ def until(condition: Callable[[], Any], deadline_s: float, what: str) -> Any:
             return value
         assert time.monotonic() < end, f"after {deadline_s} s still not: {what}"
         time.sleep(0.2)
+
+
+def picture(host: HostFolder) -> str:
+    """What a run would change: packages, holds, units, and every file of the places that roles write to."""
+    script = (
+        "dpkg-query -W; apt-mark showhold; systemctl list-unit-files --no-legend | grep -v transient; "
+        "find /etc /opt /srv /usr/local /var/lib/laoka -xdev -not -path '/srv/laoka-sandbox*' -type f -printf '%p %T@ %s\\n' | sort"
+    )
+    return hosts.execute(host, script, check=False).stdout
+
+
+def ask(host: HostFolder, port: int = 8080) -> dict[str, Any]:
+    done = hosts.execute(
+        host,
+        f"{PYTHON} -m laoka.serving.completion ask --url http://127.0.0.1:{port} --model tiny-qwen3 --no-judge-text --json",
+        deadline_s=60,
+    )
+    found: dict[str, Any] = json.loads(done.stdout or "{}")
+    return found
+
+
+def healthy(host: HostFolder) -> bool:
+    return ask(host).get("kind") == "healthy"

@@ -1,7 +1,7 @@
 """The main job, whole, on real hosts: dry run, a refused host, first run, second run, a killed run, faults, reboot.
 
 The card is simulated; systemd, apt, sshd, HAProxy and the engine (vLLM on CPU) are real. The tests of this file stand in the
-order of the story and share its hosts: v100-1 goes the straight way, v100-2 is refused first and then killed halfway.
+order of the story and share its hosts (fixture `runs`): v100-1 goes the straight way, v100-2 is refused first, then killed halfway.
 """
 
 from __future__ import annotations
@@ -18,54 +18,9 @@ import pytest
 
 from laoka.sandbox import endpoint, faults, hosts
 from laoka.sandbox.lab import HostFolder, Lab
-from tests.hosts import ROOT, Deployed, environment, pyinfra, pyinfra_argv, until
+from tests.hosts import FULL, INVENTORY, ROOT, Deployed, ask, environment, healthy, picture, pyinfra, pyinfra_argv, until
 
 pytestmark = pytest.mark.sandbox
-PYTHON = "/opt/laoka/agent/current/bin/python"
-INVENTORY, FULL = "inventories/sandbox.py", "deploys/full.py"
-
-
-@pytest.fixture(scope="module")
-def pair(tests_lab: Lab) -> tuple[HostFolder, HostFolder]:
-    first, second = hosts.up(tests_lab, 2, print)
-    faults.apply(second, "above-4g-off", clear=False)
-    return first, second
-
-
-@pytest.fixture(scope="module")
-def untouched(pair: tuple[HostFolder, HostFolder]) -> str:
-    """What v100-2 is before anything ran on it."""
-    return picture(pair[1])
-
-
-@pytest.fixture(scope="module")
-def runs(pair: tuple[HostFolder, HostFolder], untouched: str) -> tuple[Deployed, Deployed]:
-    """A dry run, then the first run, on both hosts."""
-    lab = pair[0].lab
-    return pyinfra(lab, "--dry", INVENTORY, FULL), pyinfra(lab, "-y", INVENTORY, FULL)
-
-
-def picture(host: HostFolder) -> str:
-    """What a run would change: packages, holds, units, and every file of the places that roles write to."""
-    script = (
-        "dpkg-query -W; apt-mark showhold; systemctl list-unit-files --no-legend | grep -v transient; "
-        "find /etc /opt /srv /usr/local /var/lib/laoka -xdev -not -path '/srv/laoka-sandbox*' -type f -printf '%p %T@ %s\\n' | sort"
-    )
-    return hosts.execute(host, script, check=False).stdout
-
-
-def ask(host: HostFolder, port: int = 8080) -> dict[str, Any]:
-    done = hosts.execute(
-        host,
-        f"{PYTHON} -m laoka.serving.completion ask --url http://127.0.0.1:{port} --model tiny-qwen3 --no-judge-text --json",
-        deadline_s=60,
-    )
-    found: dict[str, Any] = json.loads(done.stdout or "{}")
-    return found
-
-
-def healthy(host: HostFolder) -> bool:
-    return ask(host).get("kind") == "healthy"
 
 
 def incidents(host: HostFolder) -> list[dict[str, Any]]:
