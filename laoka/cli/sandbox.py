@@ -26,7 +26,7 @@ class Told(click.Group):
 
 
 @click.group(cls=Told)
-@click.option("--lab", "lab_name", help="Which lab: demo (default), tests or ops; each has hosts and a network of its own.")
+@click.option("--lab", "lab_name", help="Which lab (default: demo); each has hosts and a network of its own.")
 @click.pass_context
 def command(ctx: click.Context, lab_name: str | None) -> None:
     """Throw-away hosts on this machine: real Debian, systemd, apt, sshd and reboots; a simulated V100.

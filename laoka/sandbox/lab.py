@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,6 +18,8 @@ DEFAULT_STATE = Path("/var/lib/laoka-sandbox")
 DEFAULT_LAB = "demo"
 # Each lab has a /24 of its own, so that tests and a demo can stand side by side. 10.77 is private address space.
 LAB_NETWORKS = {"demo": "10.77.0", "tests": "10.77.1", "ops": "10.77.2"}
+OTHER_NETWORKS = range(16, 250)
+"""Third numbers of the networks of labs with other names: each is chosen by its name."""
 
 
 class SandboxError(Exception):
@@ -36,7 +40,9 @@ class Lab:
     @property
     def prefix(self) -> str:
         """The first three numbers of the lab's network."""
-        return LAB_NETWORKS[self.name]
+        if self.name in LAB_NETWORKS:
+            return LAB_NETWORKS[self.name]
+        return f"10.77.{OTHER_NETWORKS[zlib.crc32(self.name.encode()) % len(OTHER_NETWORKS)]}"
 
     @property
     def bridge(self) -> str:
@@ -129,12 +135,16 @@ class HostFolder:
 def open_lab(name: str | None = None, state: Path | None = None) -> Lab:
     """The lab called `name` (default: $LAOKA_SANDBOX_LAB, else "demo") under `state` (default: $LAOKA_SANDBOX_DIR).
 
-    Errors: SandboxError for a name that has no network.
+    Errors: SandboxError for a name that can't be one, or whose network another lab has.
     """
     wanted = name or os.environ.get("LAOKA_SANDBOX_LAB") or DEFAULT_LAB
-    if wanted not in LAB_NETWORKS:
-        raise SandboxError(f"no sandbox lab is called {wanted!r}: take one of {', '.join(LAB_NETWORKS)}")
-    return Lab(wanted, state or Path(os.environ.get("LAOKA_SANDBOX_DIR", DEFAULT_STATE)))
+    if not re.fullmatch(r"[a-z][a-z0-9]{0,5}", wanted):
+        raise SandboxError(f"no sandbox lab can be called {wanted!r}: take 1 to 6 lower-case letters and digits, such as demo")
+    opened = Lab(wanted, state or Path(os.environ.get("LAOKA_SANDBOX_DIR", DEFAULT_STATE)))
+    for folder in sorted((opened.state / "labs").glob("*")):
+        if folder.name != wanted and Lab(folder.name, opened.state).prefix == opened.prefix:
+            raise SandboxError(f"lab {wanted} would have the network of lab {folder.name}, which is up: take another name")
+    return opened
 
 
 def hosts(lab: Lab) -> tuple[HostFolder, ...]:

@@ -40,9 +40,9 @@ def test_a_sandbox_without_hosts_says_how_to_get_some(tmp_path: Path, words: tup
     assert done.returncode == 2 and done.stderr.strip().endswith("laoka sandbox up") and "Traceback" not in done.stderr
 
 
-def test_a_lab_that_does_not_exist_is_refused() -> None:
-    done = laoka("sandbox", "--lab", "nope", "status")
-    assert done.returncode == 2 and "demo, tests, ops" in done.stderr and "Traceback" not in done.stderr
+def test_a_name_that_no_lab_can_have_is_refused() -> None:
+    done = laoka("sandbox", "--lab", "No Lab", "status")
+    assert done.returncode == 2 and "lower-case letters" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_faults_are_listed_with_what_they_do() -> None:

@@ -11,18 +11,32 @@ from laoka.sandbox.lab import Changes, SandboxError, open_lab
 
 
 def test_labs_have_networks_and_folders_of_their_own(tmp_path: Path) -> None:
-    labs = [open_lab(name, tmp_path) for name in lab.LAB_NETWORKS]
+    labs = [open_lab(name, tmp_path) for name in (*lab.LAB_NETWORKS, "mine", "yours")]
     assert len({item.prefix for item in labs}) == len({item.folder for item in labs}) == len(labs)
 
 
 def test_interface_names_fit_the_kernels_limit(tmp_path: Path) -> None:
-    for name in lab.LAB_NETWORKS:
+    for name in (*lab.LAB_NETWORKS, "sixsix"):
         assert len(open_lab(name, tmp_path).host(99).interface) <= 15  # IFNAMSIZ is 16 with the closing zero
 
 
-def test_an_unknown_lab_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
-    with pytest.raises(SandboxError, match="demo, tests, ops"):
-        open_lab("nope", tmp_path)
+@pytest.mark.parametrize("name", ["", "Demo", "sevenxx", "a/b", "..", "1st", "a b"])
+def test_a_name_that_no_lab_can_have_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAOKA_SANDBOX_LAB", name)
+    if name:
+        with pytest.raises(SandboxError, match="lower-case letters"):
+            open_lab(state=tmp_path)
+    else:
+        assert open_lab(state=tmp_path).name == "demo"
+
+
+def test_a_lab_whose_network_is_taken_is_refused(tmp_path: Path) -> None:
+    names = [f"x{number}" for number in range(500)]
+    first = open_lab(names[0], tmp_path)
+    first.folder.mkdir(parents=True)
+    twin = next(name for name in names[1:] if lab.Lab(name, tmp_path).prefix == first.prefix)
+    with pytest.raises(SandboxError, match=f"network of lab {first.name}, which is up"):
+        open_lab(twin, tmp_path)
 
 
 def test_hosts_are_those_with_a_record(tmp_path: Path) -> None:
