@@ -32,11 +32,24 @@ need dpkg-deb dpkg; need apt-ftparchive apt-utils; need ssh openssh-client; need
 $python -c 'import venv, ensurepip' 2>/dev/null || missing="$missing $(basename "$(readlink -f "$(command -v $python)")")-venv"
 [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
 
-echo "laoka: this machine needs${missing:- no more Debian packages}${missing:+ (Debian packages, about 60 MB)}; Python packages in .venv (about 60 MB)" >&2
-if [ "$job" = demo ]; then
-  echo "laoka: then the sandbox fetches a Debian tree (about 95 MB) and a real vLLM for CPU (about 610 MB), once" >&2
+# The environment is made anew when Python or what it should hold changed; a killed run leaves no stamp.
+extra=
+[ "$job" = demo ] || extra=" --group dev"
+wanted=$(cat pyproject.toml constraints.txt | cksum)"$($python -V)"
+stamp=.venv/laoka-$job
+[ -e .venv/laoka-test ] && [ "$job" = demo ] && stamp=.venv/laoka-test
+python_packages=" Python packages in .venv (about 60 MB)"
+[ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ] || python_packages=
+
+if [ -n "$missing$python_packages" ]; then
+  echo "laoka: to be installed here:${missing:+$missing (Debian packages, about 60 MB);}$python_packages" >&2
 else
-  echo "laoka: then the tests fetch a Debian tree (about 95 MB) and a real vLLM for CPU (about 610 MB), once" >&2
+  echo "laoka: this machine has the packages it needs" >&2
+fi
+if [ "$job" = demo ]; then
+  echo "laoka: the sandbox needs a Debian tree (about 95 MB) and a real vLLM for CPU (about 610 MB): fetched when not here yet" >&2
+else
+  echo "laoka: the tests need a Debian tree (about 95 MB) and a real vLLM for CPU (about 610 MB): fetched when not here yet" >&2
 fi
 
 if [ -n "$missing" ]; then
@@ -46,13 +59,7 @@ if [ -n "$missing" ]; then
   { apt-get -o DPkg::Lock::Timeout=120 -q update && apt-get -o DPkg::Lock::Timeout=120 -q -y --no-install-recommends install $missing; } >&2
 fi
 
-# The environment is made anew when Python or what it should hold changed; a killed run leaves no stamp.
-extra=
-[ "$job" = demo ] || extra=" --group dev"
-wanted=$(cat pyproject.toml constraints.txt | cksum)"$($python -V)"
-stamp=.venv/laoka-$job
-[ -e .venv/laoka-test ] && [ "$job" = demo ] && stamp=.venv/laoka-test
-if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+if [ -n "$python_packages" ]; then
   echo "laoka: Python packages into .venv" >&2
   [ -x .venv/bin/python ] || { rm -rf .venv; $python -m venv .venv; }
   .venv/bin/python -m pip install -qq --disable-pip-version-check --upgrade "pip>=25.1"
@@ -67,4 +74,6 @@ fi
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/python -m pytest "$@"
+[ $# = 0 ] || exec .venv/bin/python -m pytest "$@"
+.venv/bin/python -m pytest -q -n 4 tests/unit      # they wait for children more than they compute
+exec .venv/bin/python -m pytest -v --ignore tests/unit

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
 from laoka.sandbox import faults, hosts
 from laoka.sandbox.lab import HostFolder, Lab, open_lab
 from tests.hosts import FULL, INVENTORY, Deployed, healthy, picture, pyinfra, until
+
+
+def pytest_configure() -> None:
+    signal.signal(signal.SIGTERM, _as_interrupt)
+
+
+def _as_interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a run as Ctrl-C does: fixtures are torn down, and labs with them."""
+    raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="session")

