@@ -15,7 +15,7 @@ from pathlib import Path
 
 from laoka.files import write_atomic
 from laoka.process import Completed, run
-from laoka.sandbox import card, endpoint, machine, network, packages, processes, tiny_model, tree
+from laoka.sandbox import card, cgroups, endpoint, machine, network, packages, processes, tiny_model, tree
 from laoka.sandbox.lab import HostFolder, Lab, SandboxError, hosts, machine_lock
 from laoka.sandbox.processes import ProcessRecord
 
@@ -91,7 +91,9 @@ def down(lab: Lab) -> int:
             # The container's own PID 1 outlives systemd-nspawn; it is known by its root file system, not by its name.
             processes.end(ProcessRecord(pid, processes.start_ticks(pid) or 0))
         for folder in folders:
-            network.remove(lab.host(int(folder.name.removeprefix("v100-"))).interface)
+            ended = lab.host(int(folder.name.removeprefix("v100-")))
+            network.remove(ended.interface)
+            cgroups.remove(ended)
             _unmount_below(folder)
             shutil.rmtree(folder)
         running = _read_record(lab.folder, "endpoint.json")

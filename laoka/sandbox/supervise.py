@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from laoka.sandbox import cgroups
+
 # With --keep-unit, systemd-nspawn ends with this status when the host asked for a reboot.
 REBOOT_STATUS = 133
 
@@ -34,6 +36,7 @@ def command(machine: str, hostname: str, bridge: str, root: Path, binds: Sequenc
 def main(folder: Path) -> int:
     """Boot the host until it powers off, or does not come back because `no-return` says so. Returns the last status."""
     record = json.loads((folder / "host.json").read_text())
+    cgroups.enter(record["machine"])
     while True:
         uptime_s = int(float(Path("/proc/uptime").read_text().split()[0]))
         argv = command(record["machine"], record["hostname"], record["bridge"], folder / "root", record["binds"], uptime_s)
