@@ -25,11 +25,11 @@ from laoka.agent.config import Config
 from laoka.agent.incidents import Incident, Now, Step
 from laoka.agent.kernel_log import Position
 from laoka.agent.metrics import Metrics
-from laoka.agent.notify import Notifier
 from laoka.agent.sensors import Sensors
 from laoka.agent.signals import Reading, Signal
 from laoka.catalog.messages import text
 from laoka.files import write_atomic
+from laoka.notify import Notifier
 
 STATE_EVERY_S = 2.0
 URLS_AGAIN_S = 30.0
