@@ -46,8 +46,15 @@ sandbox = (
         "model_source": f"http://{_open.gateway}:{_hosts.endpoint.PORT}/{_tiny_model.MODEL_ID}",
         "served_model_name": "tiny-qwen3",
         "serve_flags": {"max-model-len": 4096, "max-num-seqs": 4, "enforce-eager": True},
-        "serve_env": {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "TRANSFORMERS_OFFLINE": "1"},
+        "serve_env": {
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            # A tiny model answers at once: what stands still is found sooner than on a real host.
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "15",
+        },
         "serve_start_deadline_s": 400,
+        "serve_frozen_after_s": 30,
         "serve_judge_text": False,  # random weights answer noise
         "alert_urls_file": str(_open.alert_urls),
         "power_limit_w": 175,

@@ -1,8 +1,15 @@
-"""What an inventory may say for `laoka plan` and `laoka lock`; the roles do not read it yet."""
+"""What an inventory may say for `laoka plan` and `laoka lock`, and what the lock says for a host."""
 
 from __future__ import annotations
 
-from roles.settings import RoleSettings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyinfra.api.host import Host
+
+from laoka.stack.lock import NAME, LockError, read_lock
+from roles.settings import InventoryError, RoleSettings
 
 
 class PlanSettings(RoleSettings):
@@ -22,3 +29,20 @@ class PlanSettings(RoleSettings):
     """An engine, such as 1cat-vllm==1.5.1; None takes engine_name and engine_version."""
     driver: str | None = None
     """A driver branch or version; None takes driver_branch."""
+    lock_file: str | None = None
+    """Lock file of `laoka lock` that hosts are set up by; None takes stack.lock.toml of this folder for the hosts that it has."""
+
+
+def locked_stack(host: Host) -> Mapping[str, Any]:
+    """What the lock file fixes for a host; empty when there is no lock file. Errors: InventoryError."""
+    named = PlanSettings.of(host).lock_file
+    path = Path(named).expanduser() if named else Path(NAME)
+    if not named and not path.is_file():
+        return {}
+    try:
+        lock = read_lock(path)
+        if not named and not any(host.name in group.hosts for group in lock.groups):
+            return {}
+        return lock.group_of(host.name).stack
+    except LockError as error:
+        raise InventoryError(f"host {host.name}: {error}") from None

@@ -30,7 +30,10 @@ def documented(cls: type[RoleSettings]) -> dict[str, tuple[str, str, str]]:
             about = ""
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 about = " ".join(str(after.value.value).split())
-            default = "" if item.value is None else ast.unparse(item.value)
+            value = item.value
+            if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
+                value = value.args[0] if value.args else None  # the rest are limits
+            default = "" if value is None else ast.unparse(value)
             found[item.target.id] = (ast.unparse(item.annotation), default, about)
     return found
 

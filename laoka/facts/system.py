@@ -73,6 +73,30 @@ class StampText(FactBase[str]):
         return output[0].strip() if output else ""
 
 
+class SystemdVersion(FactBase[str]):
+    """The first line of `systemctl --version`: "systemd 252 (252.39-1~deb12u2)"."""
+
+    default = str
+
+    def command(self) -> str:
+        return "systemctl --version | head -n 1"
+
+    def process(self, output: list[str]) -> str:
+        return output[0].strip() if output else ""
+
+
+class UnitFiles(FactBase[list[str]]):
+    """Names of the unit files of /etc/systemd/system that match a pattern of the shell."""
+
+    default = list
+
+    def command(self, pattern: str) -> str:
+        return f'cd /etc/systemd/system && for f in {pattern}; do [ -f "$f" ] && echo "$f"; done; true'
+
+    def process(self, output: list[str]) -> list[str]:
+        return sorted(line.strip() for line in output if line.strip())
+
+
 @dataclass(frozen=True)
 class UnitState:
     """A systemd unit: whether it runs, is enabled and does its work, and the hash of the configuration it should run with."""

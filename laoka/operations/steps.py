@@ -15,6 +15,7 @@ from laoka.facts.system import (
     AptListsStale,
     InstalledOf,
     StampText,
+    UnitFiles,
     UnitRuns,
     config_hash_command,
 )
@@ -149,6 +150,23 @@ def run_unit(unit: str, config: list[str], test: str = "true", test_deadline_s: 
     yield f"mkdir -p {STAMPS} && {{ {config_hash_command(config)}; }} > {stamp}.new && mv {stamp}.new {stamp}"
 
 
+@operation()
+def retire_units(pattern: str, keep: list[str]) -> Commands:
+    """Stop, disable and remove units of ours that are no longer wanted.
+
+    + pattern: pattern of the shell for names below /etc/systemd/system
+    + keep: names that stay
+    """
+    gone = [name for name in host.get_fact(UnitFiles, pattern=pattern) if name not in keep]
+    for name in gone:
+        quoted = shlex.quote(name)
+        yield f"systemctl disable --now {quoted} 2>&1; rm -f /etc/systemd/system/{quoted} {STAMPS}/{quoted}.config"
+    if gone:
+        yield "systemctl daemon-reload"
+    else:
+        host.noop("none to retire")
+
+
 def wait_for(test: str, deadline_s: int, complaint: str) -> str:
     """Shell text that repeats a test every second until it succeeds; fails with a message after the deadline."""
     return (
@@ -162,9 +180,13 @@ def http_test(url: str, needle: str) -> str:
     return f"curl -sf -m 5 {shlex.quote(url)} | grep -qF -- {shlex.quote(needle)}"
 
 
-def completion_test(python: str, url: str, model: str, *, judge_text: bool) -> str:
-    """Shell text that succeeds when a short completion comes back from the server, asked with the host's own laoka."""
+def completion_test(python: str, url: str, model: str, *, judge_text: bool, key: str = "") -> str:
+    """Shell text that succeeds when a short completion comes back from the server, asked with the host's own laoka.
+
+    Arguments: `key` is a file on the host with the API key; empty: none is sent.
+    """
     words = [
         python, "-m", "laoka.serving.completion", "ask", "--url", url, "--model", model, "--max-tokens", "8", "--deadline-s", "30",
     ]  # fmt: skip
+    words += ["--api-key-file", key] if key else []
     return " ".join(shlex.quote(word) for word in words) + ("" if judge_text else " --no-judge-text")

@@ -52,7 +52,8 @@ POLL_S = 1.0
 PROGRESS_S = 5.0
 LAST_ASK_S = 1.0
 REFUSALS_TO_GIVE_UP = 5
-"""A refusal (wrong model name, wrong key) does not heal by waiting; a few in a row rule out a server that is still settling."""
+SETTLED: tuple[Kind, ...] = ("refused", "not_openai", "garbage", "repeating", "empty")
+"""What does not heal by waiting: a wrong model name or key, an answer that is noise; a few in a row rule out one that settles."""
 
 # One character for the whole answer: what NaN logits decode to. Token 0 is "!" in Qwen's vocabulary, hence "!!!!".
 # Four is the shortest answer that can't be a word or an ellipsis of three dots.
@@ -284,6 +285,15 @@ def health_status(server: Server, deadline_s: float = HEALTH_DEADLINE_S) -> tupl
     return status, f"HTTP {status}"
 
 
+def metrics_text(server: Server, deadline_s: float) -> str:
+    """What /metrics says (no key is needed for it); empty when it does not answer within `deadline_s`."""
+    try:
+        status, body, _ = _exchange(server, "GET", "/metrics", deadline_s)
+    except (_LateError, requests.RequestException):
+        return ""
+    return body if status == 200 else ""
+
+
 def _no_connection(error: requests.RequestException) -> Verdict:
     if isinstance(error, ValueError):
         raise error  # a URL that is none: the caller's mistake, not the server's state
@@ -317,7 +327,8 @@ def wait(
 ) -> Verdict:
     """Poll until a completion comes back healthy or `deadline_s` passes; returns the last verdict.
 
-    A refusal several times in a row (wrong model name or key) ends it early. `progress` gets a line every few seconds.
+    One of SETTLED several times in a row (wrong model name or key, garbage) ends it early.
+    `progress` gets a line every few seconds.
     """
     started = time.monotonic()
     told = float("-inf")
@@ -339,7 +350,7 @@ def wait(
             verdict = Verdict("not_ready", f"/health says {said}")
         if verdict.healthy:
             return verdict
-        refusals = refusals + 1 if verdict.kind == "refused" else 0
+        refusals = refusals + 1 if verdict.kind in SETTLED else 0
         if refusals >= REFUSALS_TO_GIVE_UP:
             return verdict
         if time.monotonic() - told >= PROGRESS_S or health == 200:

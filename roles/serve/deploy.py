@@ -2,44 +2,168 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
+from pydantic import Field, StringConstraints, field_validator
 from pyinfra.api.deploy import deploy
+from pyinfra.api.host import Host
 from pyinfra.context import host
 from pyinfra.operations import files, server
 
-from laoka.operations.steps import completion_test, run_unit
+from laoka.facts.system import SystemdVersion
+from laoka.operations.steps import completion_test, retire_units, run_unit
 from roles.agent.deploy import PYTHON
+from roles.base.deploy import BaseSettings
 from roles.engine.commands import ENGINES
 from roles.model.deploy import CURRENT
-from roles.settings import RoleSettings
+from roles.plan import locked_stack
+from roles.serve.unit import (
+    INSTANCE_NAME,
+    NVIDIA_GROUPS,
+    flags_of,
+    longest_silence_s,
+    restart_keys,
+    start_limit_keys,
+    systemd_version,
+    visible_devices,
+)
+from roles.settings import InventoryError, RoleSettings
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "serve"
 USER = "qwen"
 UNIT = "qwen-serve.service"
+CONFIG = "/etc/qwen-serve"
+LEAST_FROZEN_S = 180
+"""Above VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, so that an engine which notices its stuck worker by itself says so in its own words."""
+
+
+class ServeInstance(RoleSettings):
+    """One of several servers of a host, each with cards of its own: unit qwen-serve@NAME."""
+
+    port: int = Field(gt=0, lt=65536)
+    """Port of this engine on 127.0.0.1."""
+    gpus: tuple[str, ...] = ()
+    """PCI addresses of its cards, out of expected_gpus; empty: all of them."""
+    flags: dict[str, str | int | float | bool] = {}
+    """Flags that differ from serve_flags."""
+    env: dict[str, str] = {}
+    """Environment that differs from serve_env."""
+
+
+InstanceName = Annotated[str, StringConstraints(pattern=INSTANCE_NAME)]
 
 
 class ServeSettings(RoleSettings):
     """Settings of the model server."""
 
-    served_model_name: str = "qwen"
+    served_model_name: str = Field("qwen", pattern=r"^[\w./:-]+$")
     """The name that clients ask for."""
-    serve_port: int = 8000
+    serve_port: int = Field(8000, gt=0, lt=65536)
     """Port of the engine on 127.0.0.1; people use the gateway's."""
     serve_flags: dict[str, str | int | float | bool] = {}
-    """Flags of `vllm serve`, without the dashes: {"max-model-len": 32768}."""
+    """Flags of `vllm serve`, without the dashes: {"max-model-len": 32768}; they go over those of the lock file."""
     serve_env: dict[str, str] = {}
-    """Environment of the engine."""
+    """Environment of the engine; it goes over that of the lock file."""
+    serve_instances: dict[InstanceName, ServeInstance] = {}
+    """Several servers on one host, by name: {"a": {"port": 8001, "gpus": ["0000:03:00.0"]}, ...}; empty: one, qwen-serve."""
+    serve_api_key_file: str | None = None
+    """File on your machine with a key that the engine itself asks for on loopback; None: none. Clients' keys are the gateway's."""
     serve_start_deadline_s: int = 1200
     """How long a start may take until the first completion; a cold start on 4 V100 was 271 s (1Cat-vLLM 1.5.1)."""
+    serve_shutdown_s: int = 30
+    """How long requests in flight have to finish when the unit is stopped."""
+    serve_frozen_after_s: int | None = None
+    """Seconds without a sign of life until the engine is restarted; 0: never; None: 180, or more for long steps of prefill."""
+    serve_memory_max: str = Field("90%", pattern=r"^(\d+%|\d+[KMGT]?|infinity)$")
+    """How much of the host's memory the engine may take; above it the engine is ended and started again, the host lives on."""
     serve_judge_text: bool = True
     """Whether an answer that looks like garbage counts as ill; off only for a model of random weights."""
+
+    @field_validator("serve_instances")
+    @classmethod
+    def _ports_differ(cls, instances: dict[str, ServeInstance]) -> dict[str, ServeInstance]:
+        ports = [item.port for item in instances.values()]
+        if len(set(ports)) != len(ports):
+            raise ValueError("two instances have the same port")
+        return instances
+
+
+@dataclass(frozen=True)
+class Served:
+    """One server of a host, as the roles need it: its unit, its files, where it answers and what it is started with."""
+
+    unit: str
+    instance: str
+    config: str
+    folder: str
+    port: int
+    flags: Mapping[str, Any]
+    env: Mapping[str, str]
+    frozen_after_s: int
+    key: str
+    """Where the engine's own API key lies on the host; empty: it asks for none."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def unit_path(self) -> str:
+        return f"/etc/systemd/system/{self.unit}"
+
+
+def served(on: Host) -> tuple[Served, ...]:
+    """The servers that a host has by its inventory and lock. Errors: InventoryError."""
+    settings = ServeSettings.of(on)
+    locked = locked_stack(on)
+    flags = flags_of(locked.get("serve_flags", {}), settings.serve_flags, shutdown_s=settings.serve_shutdown_s)
+    env = {
+        # Tells a stuck worker in two minutes; the default of 300 s leaves clients hanging. The engine then exits and restarts.
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **locked.get("serve_env", {}),
+        **settings.serve_env,
+    }
+    if not settings.serve_instances:
+        return (_served(settings, "", settings.serve_port, flags, env),)
+    gpus = BaseSettings.of(on).expected_gpus
+    found = []
+    for name, item in sorted(settings.serve_instances.items()):
+        try:
+            visible = visible_devices([gpu.bdf for gpu in gpus], {gpu.bdf: gpu.uuid for gpu in gpus}, item.gpus)
+        except ValueError as error:
+            raise InventoryError(f"host {on.name}: serve_instances.{name}.gpus: {error}") from None
+        cards = {"CUDA_VISIBLE_DEVICES": visible} if item.gpus else {}
+        found.append(_served(settings, name, item.port, {**flags, **item.flags}, {**env, **cards, **item.env}))
+    return tuple(found)
+
+
+def _served(settings: ServeSettings, name: str, port: int, flags: Mapping[str, Any], env: Mapping[str, str]) -> Served:
+    frozen = settings.serve_frozen_after_s
+    return Served(
+        unit=f"qwen-serve@{name}.service" if name else UNIT,
+        instance=name,
+        config=f"{CONFIG}/{name}" if name else CONFIG,
+        folder=f"qwen-serve/{name}" if name else "qwen-serve",
+        port=port,
+        flags=flags,
+        env=env,
+        frozen_after_s=max(LEAST_FROZEN_S, longest_silence_s(flags)) if frozen is None else frozen,
+        key=f"{CONFIG}/api-key" if settings.serve_api_key_file else "",
+    )
 
 
 @deploy("Serve")
 def serve() -> None:
     """Render the unit, run it with what is on disk now, and have it answer."""
     settings = ServeSettings.of(host)
+    version = systemd_version(host.get_fact(SystemdVersion))
+    servers = served(host)
     server.user(  # noqa: S604 - `shell` is the user's login shell
         name="User for the engine",
         user=USER,
@@ -48,31 +172,66 @@ def serve() -> None:
         shell="/usr/sbin/nologin",
         create_home=False,
     )
-    env = {
-        # Tells a stuck worker in two minutes; the default of 300 s leaves clients hanging. The engine then exits and restarts.
-        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        **settings.serve_env,
-    }
     files.template(
-        name="Flags", src=str(TEMPLATES / "vllm.yaml.j2"), dest="/etc/qwen-serve/vllm.yaml", mode="644",
-        model=CURRENT, served_model_name=settings.served_model_name, port=settings.serve_port, flags=dict(settings.serve_flags),
+        name="Who tells that it is down for good", src=str(TEMPLATES / "qwen-serve-failed@.service.j2"),
+        dest="/etc/systemd/system/qwen-serve-failed@.service", mode="644", python=PYTHON,
     )  # fmt: skip
-    files.template(name="Environment", src=str(TEMPLATES / "env.j2"), dest="/etc/qwen-serve/env", mode="644", env=env)
-    files.template(
-        name="Unit", src=str(TEMPLATES / "qwen-serve.service.j2"), dest=f"/etc/systemd/system/{UNIT}", mode="644",
-        run_as=USER, engine=f"{ENGINES}/current", python=PYTHON, port=settings.serve_port,
-        served_model_name=settings.served_model_name, start_deadline_s=settings.serve_start_deadline_s,
-        judge_text=settings.serve_judge_text,
-    )  # fmt: skip
-    url = f"http://127.0.0.1:{settings.serve_port}"
-    run_unit(
-        name="qwen-serve runs, and a completion comes back",
-        unit=UNIT,
-        config=[f"/etc/systemd/system/{UNIT}", "/etc/qwen-serve/vllm.yaml", "/etc/qwen-serve/env", f"{ENGINES}/current", CURRENT],
-        test=completion_test(PYTHON, url, settings.served_model_name, judge_text=settings.serve_judge_text),
-        test_deadline_s=60,
-        _timeout=settings.serve_start_deadline_s + 120,
+    retire_units(
+        name="Servers that the inventory no longer has are gone",
+        pattern="qwen-serve@*.service",
+        keep=[one.unit for one in servers],
     )
+    for one in servers:
+        _files(settings, one, version)
+        run_unit(
+            name=f"{one.unit.removesuffix('.service')} runs, and a completion comes back",
+            unit=one.unit,
+            config=_config(settings, one),
+            test=completion_test(PYTHON, one.url, settings.served_model_name, judge_text=settings.serve_judge_text, key=one.key),
+            test_deadline_s=60,
+            _timeout=settings.serve_start_deadline_s + 120,
+        )
+    if settings.serve_instances:
+        files.template(
+            name="qwen-serve stands for all of them", src=str(TEMPLATES / "qwen-serve-all.service.j2"),
+            dest=f"/etc/systemd/system/{UNIT}", mode="644", units=[one.unit for one in servers],
+        )  # fmt: skip
+        run_unit(name="qwen-serve is up when all of them are", unit=UNIT, config=[f"/etc/systemd/system/{UNIT}"], _timeout=120)
+
+
+def _config(settings: ServeSettings, one: Served) -> list[str]:
+    key = [one.key] if one.key else []
+    return [one.unit_path, f"{one.config}/vllm.yaml", f"{one.config}/env", *key, f"{ENGINES}/current", CURRENT]
+
+
+def _files(settings: ServeSettings, one: Served, version: int) -> None:
+    label = f" of {one.instance}" if one.instance else ""
+    files.template(
+        name=f"Flags{label}", src=str(TEMPLATES / "vllm.yaml.j2"), dest=f"{one.config}/vllm.yaml", mode="644",
+        model=CURRENT, served_model_name=settings.served_model_name, port=one.port, flags=dict(one.flags),
+    )  # fmt: skip
+    files.template(
+        name=f"Environment{label}", src=str(TEMPLATES / "env.j2"), dest=f"{one.config}/env", mode="644", env=dict(one.env)
+    )
+    if one.key:
+        source = Path(settings.serve_api_key_file or "").expanduser()
+        if not source.is_file():
+            raise InventoryError(f"host {host.name}: serve_api_key_file {source} is not there: write the key into it, one line")
+        files.put(name=f"The engine's own key{label}", src=str(source), dest=one.key, mode="600")
+    gpus = BaseSettings.of(host).expected_gpus
+    files.template(
+        name=f"Unit{label}", src=str(TEMPLATES / "qwen-serve.service.j2"), dest=one.unit_path, mode="644",
+        **unit_values(settings, one, version, gpus=bool(gpus)),
+    )  # fmt: skip
+
+
+def unit_values(settings: ServeSettings, one: Served, version: int, *, gpus: bool) -> dict[str, Any]:
+    """What the unit's template is rendered with, for one version of systemd and a host with or without cards."""
+    return {
+        "unit": one.unit, "instance": one.instance, "config": one.config, "folder": one.folder, "port": one.port,
+        "syslog": one.unit.removesuffix(".service"), "run_as": USER, "engine": f"{ENGINES}/current", "python": PYTHON,
+        "served_model_name": settings.served_model_name, "start_deadline_s": settings.serve_start_deadline_s,
+        "shutdown_s": settings.serve_shutdown_s, "frozen_after_s": one.frozen_after_s, "memory_max": settings.serve_memory_max,
+        "judge_text": settings.serve_judge_text, "key": one.key, "gpus": gpus, "device_groups": NVIDIA_GROUPS if gpus else (),
+        "start_limit": start_limit_keys(), "restart": restart_keys(version),
+    }  # fmt: skip

@@ -29,6 +29,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.health: int | Callable[[http.server.BaseHTTPRequestHandler], None] = 200
         self.chat: tuple[int, object] | Callable[[http.server.BaseHTTPRequestHandler], None] = (200, OK_BODY)
+        self.metrics: Callable[[], str] = str
         self.asked: list[dict[str, object]] = []
         self.keys: list[str | None] = []
         self.released = threading.Event()
@@ -36,7 +37,9 @@ class FakeServer:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                if callable(fake.health):
+                if self.path == "/metrics":
+                    self.answer(200, fake.metrics().encode())
+                elif callable(fake.health):
                     fake.health(self)
                 else:
                     self.answer(fake.health, b"")

@@ -1,0 +1,91 @@
+"""What goes into qwen-serve's unit and files, as values: keys by systemd's version, device groups, flags, instances. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# From which version on systemd knows a key (its NEWS). An older one ignores it, but says so at every reload, and
+# `systemd-analyze verify` finds fault with it.
+SINCE: Mapping[str, int] = {
+    "LoadCredential": 247,
+    "ProtectProc": 247,
+    "RestartSteps": 254,
+    "RestartMaxDelaySec": 254,
+}
+OLDEST = 249
+"""Ubuntu 22.04's."""
+
+# Groups of /proc/devices (seen on a host with driver 580.159; nvidia-frontend is the name in branches up to 535).
+NVIDIA_GROUPS = ("char-nvidia", "char-nvidia-frontend", "char-nvidiactl", "char-nvidia-uvm", "char-nvidia-caps")
+
+INSTANCE_NAME = r"^[a-z0-9][a-z0-9-]{0,19}$"
+
+DEFAULT_FLAGS: Mapping[str, Any] = {
+    # Probes every few seconds would fill the journal.
+    "disable-access-log-for-endpoints": "/health,/metrics,/ping,/v1/models",
+}
+
+
+def systemd_version(text: str) -> int:
+    """The version in `systemctl --version`; OLDEST when it can't be read, which emits only what every version knows."""
+    match = re.match(r"systemd (\d+)", text.strip())
+    return int(match[1]) if match else OLDEST
+
+
+def known_keys(keys: Mapping[str, str], version: int) -> dict[str, str]:
+    """Those of `keys` that this version of systemd knows."""
+    return {key: value for key, value in keys.items() if version >= SINCE.get(key, 0)}
+
+
+def restart_keys(version: int) -> dict[str, str]:
+    """How long systemd waits before it starts the engine again: growing to five minutes where it can, ten seconds where not."""
+    if version < SINCE["RestartSteps"]:
+        return {"RestartSec": "10s"}
+    return known_keys({"RestartSec": "5s", "RestartSteps": "6", "RestartMaxDelaySec": "5min"}, version)
+
+
+def start_limit_keys() -> dict[str, str]:
+    """No limit on starts: a unit that gave up would stay down when what it waited for (a disk, a card) is back."""
+    return {"StartLimitIntervalSec": "0"}
+
+
+def visible_devices(all_bdfs: Sequence[str], uuids: Mapping[str, str], wanted: Sequence[str]) -> str:
+    """CUDA_VISIBLE_DEVICES for some of a host's cards.
+
+    Arguments: `all_bdfs` of every card of the host; `uuids` by bdf where known; `wanted` bdfs.
+    A UUID stays right when a card before it vanishes; without UUIDs it is the place in PCI order (CUDA_DEVICE_ORDER=PCI_BUS_ID).
+    Errors: ValueError for a card that the host does not have.
+    """
+    ordered = sorted(all_bdfs)
+    for bdf in wanted:
+        if bdf not in ordered:
+            raise ValueError(f"{bdf} is not in expected_gpus")
+    if all(uuids.get(bdf) for bdf in wanted):
+        return ",".join(uuids[bdf] for bdf in wanted)
+    return ",".join(str(ordered.index(bdf)) for bdf in wanted)
+
+
+def flags_of(locked: Mapping[str, Any], own: Mapping[str, Any], *, shutdown_s: int) -> dict[str, Any]:
+    """Flags of `vllm serve`: laoka's defaults, under the lock's, under the inventory's."""
+    return {**DEFAULT_FLAGS, "shutdown-timeout": shutdown_s, **locked, **own}
+
+
+def longest_silence_s(flags: Mapping[str, Any]) -> int:
+    """How long a healthy engine may go without a sign of life: three steps of prefill at the slowest speed that is still one.
+
+    A step is max-num-batched-tokens (8192 unless said), or the whole context where chunked prefill is off. 300 tokens/s is
+    about a fifth of the slowest published prefill of V100s (1602, laoka/catalog/profiles.toml); at least 30 s.
+    """
+    whole = flags.get("enable-chunked-prefill") is False or flags.get("no-enable-chunked-prefill") is True
+    tokens = flags.get("max-model-len" if whole else "max-num-batched-tokens")
+    return max(30, 3 * tokens_of(tokens, 8192) // 300)
+
+
+def tokens_of(value: object, default: int) -> int:
+    """A count as vLLM takes it: 4096, "4096", "8k" (8000), "8K" (8192); `default` for anything else ("auto")."""
+    match = re.fullmatch(r"(\d+)([kKmM]?)", str(value).strip())
+    if not match:
+        return default
+    return int(match[1]) * {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}[match[2]]
