@@ -250,7 +250,11 @@ main() {
     sec grubenv 2 sh -c 'cat /boot/grub/grubenv 2>/dev/null || cat /boot/grub2/grubenv'
     sec grub-menu 2 sh -c 'for f in /boot/grub/grub.cfg /boot/grub2/grub.cfg; do test -r "$f" && exec grep -E "^[[:space:]]*(menuentry|submenu) |set default=" "$f"; done; echo "no grub.cfg that may be read" >&2; exit 1'
     sec nvidia-proc 2 cat /proc/driver/nvidia/version
-    sec nvidia-libraries 2 sh -c 'ls -l /usr/lib/x86_64-linux-gnu/libnvidia-ml.so* /usr/lib/x86_64-linux-gnu/libcuda.so* /usr/lib64/libnvidia-ml.so* /usr/lib64/libcuda.so* 2>/dev/null; true'
+    # The loader knows them in other places too (containers mount them where they like).
+    sec nvidia-libraries 2 sh -c 'PATH=$PATH:/sbin:/usr/sbin
+        ls -l /usr/lib/x86_64-linux-gnu/libnvidia-ml.so* /usr/lib/x86_64-linux-gnu/libcuda.so* /usr/lib64/libnvidia-ml.so* /usr/lib64/libcuda.so* \
+            /usr/local/nvidia/lib64/libnvidia-ml.so* /usr/local/nvidia/lib64/libcuda.so* \
+            $(ldconfig -p 2>/dev/null | sed -n "s/.*=> \(.*\/lib\(nvidia-ml\|cuda\)\.so\.[0-9].*\)/\1/p") 2>/dev/null; true'
 
     sec packages 3 dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev} ${Architecture}\n' \
         '*nvidia*' 'libcuda*' 'cuda*' 'libcudnn*' 'linux-image*' 'linux-headers*' 'linux-modules*' 'linux-generic*' 'xserver-xorg-video-nouveau' \
