@@ -10,6 +10,9 @@ from laoka.checks.registry import Wanted, check, info, ok, unread, warn
 from laoka.host.report import HostReport
 from laoka.host.unread import Unread
 
+OURS = "/opt/laoka/"
+"""Where laoka's own environments are: no leftovers."""
+
 
 @check("leftovers.engine-processes", source="a killed API server leaves EngineCore and workers behind, which keep their memory")
 def engine_processes(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
@@ -49,13 +52,13 @@ def torch(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
     if isinstance(installs, Unread):
         return
     wrong = [i for i in installs if i.name == "torch" and "+cu13" in i.version]
-    others = [i for i in installs if i.name == "torch" and i not in wrong]
+    others = [i for i in installs if i.name == "torch" and i not in wrong and not i.where.startswith(OURS)]
     if wrong:
         yield warn("cuda-13", *(f"{i.where}: torch {i.version}" for i in wrong))
     elif others:
         yield info("there", *(f"{i.where}: torch {i.version}" for i in others))
     else:
-        yield ok("no PyTorch is installed")
+        yield ok("no PyTorch beside laoka's engines")
 
 
 @check("leftovers.engines", source="dist-info folders of the usual places")
@@ -64,7 +67,7 @@ def engines(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
     installs = report.system.installs
     if isinstance(installs, Unread):
         return
-    found = [i for i in installs if "vllm" in i.name or i.name.startswith("revolta")]
+    found = [i for i in installs if ("vllm" in i.name or i.name.startswith("revolta")) and not i.where.startswith(OURS)]
     yield info("there", *(f"{i.where}: {i.name} {i.version}" for i in found)) if found else ok("none")
 
 

@@ -235,7 +235,7 @@ main() {
     sec glibc 2 getconf GNU_LIBC_VERSION
     sec python 2 sh -c 'for p in /usr/bin/python3 /usr/bin/python3.1? /usr/local/bin/python3.1?; do
         test -x "$p" && echo "$p $("$p" --version 2>&1)"; done; true'
-    sec compiler 2 sh -c 'gcc --version | head -n 1'
+    sec compiler 2 gcc --version
 
     sec boot-files 2 sh -c 'stat -c "%Y %s %n" /boot/vmlinuz-* /boot/initrd.img-* /boot/initramfs-*.img /etc/modprobe.d/* 2>/dev/null; true'
     sec kernels 2 sh -c 'for d in /lib/modules/*/; do d=${d%/}; test -e "$d/modules.dep" || test -e "$d/kernel" && echo "${d##*/}"; done; true'

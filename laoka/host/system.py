@@ -157,7 +157,7 @@ def read_os_release(text: str) -> Maybe[Os]:
 
 
 def _version(text: str, program: str) -> Maybe[str]:
-    found = re.findall(r"\b\d+\.\d+(?:\.\d+)?\b", text)
+    found = re.findall(r"\b\d+\.\d+(?:\.\d+)?\b", text.strip().partition("\n")[0])
     return found[-1] if found else Unread(f"{program} printed no version")
 
 

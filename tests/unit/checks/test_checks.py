@@ -289,6 +289,8 @@ ILL = [
     ("leftovers.cuda-13", "warn", "installed", {"installs": "/usr/local/cuda-13.0"}),
     ("leftovers.torch", "warn", "cuda-13", {"installs": "/opt/x/lib/python3.12/site-packages/torch-2.11.0+cu130.dist-info"}),
     ("leftovers.engines", "info", "there", {"installs": "/opt/x/lib/python3.12/site-packages/vllm-0.32.0.dist-info"}),
+    ("leftovers.engines", "ok", "ok", {"installs": "/opt/laoka/engines/x/lib/python3.12/site-packages/vllm-0.32.0.dist-info"}),
+    ("leftovers.torch", "ok", "ok", {"installs": "/opt/laoka/engines/x/lib/python3.12/site-packages/torch-2.13.0+cpu.dist-info"}),
     ("leftovers.card-memory", "info", "used", {"nvidia_smi_xml": smi(*(smi_gpu(c, used="31689 MiB") for c in CARDS))}),
 ]
 
