@@ -52,10 +52,10 @@ sandbox = (
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             # A tiny model answers at once: what stands still is found sooner than on a real host.
-            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "15",
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "10",
         },
         "serve_start_deadline_s": 400,
-        "serve_frozen_after_s": 30,
+        "serve_frozen_after_s": 20,
         "serve_judge_text": False,  # random weights answer noise
         "alert_urls_file": str(_open.alert_urls),
         "power_limit_w": 175,

@@ -11,6 +11,8 @@ from laoka.sandbox.lab import HostFolder, SandboxError
 
 FILLER = "/laoka-sandbox-filler"
 ABOVE_4G_OFF = "above-4g-off"
+# vLLM's processes by the names that they give themselves.
+SERVER, ENGINE, WORKER = "vllm", "VLLM::EngineCor*", "VLLM::Worker*"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,20 @@ def catalogue() -> dict[str, Fault]:
     about = "simulated: the board has Above 4G Decoding off, so the card's BAR1 has no place"
     simulated[ABOVE_4G_OFF] = Fault(ABOVE_4G_OFF, about, _board(False), _board(True))
     real = {
-        "engine-killed": Fault("engine-killed", "the engine's process is killed with SIGKILL", _kill_engine, None),
+        "engine-killed": Fault("engine-killed", "the engine's process is killed with SIGKILL", _signal(ENGINE, "KILL"), None),
+        "engine-frozen": Fault(
+            "engine-frozen",
+            "the engine's process stands still (SIGSTOP), while the server's /health says 200",
+            _signal(ENGINE, "STOP"),
+            _signal(ENGINE, "CONT"),
+        ),
+        "worker-frozen": Fault(
+            "worker-frozen",
+            "the engine's worker, which has the card, stands still (SIGSTOP)",
+            _signal(WORKER, "STOP"),
+            _signal(WORKER, "CONT"),
+        ),
+        "server-killed": Fault("server-killed", "the API server is killed, its engine is not", _signal(SERVER, "KILL"), None),
         "disk-full": Fault("disk-full", "the host's disk has no byte left", _fill_disk, _free_disk),
         "network-cut": Fault("network-cut", "the host's network cable is pulled", _cut(True), _cut(False)),
     }
@@ -81,15 +96,20 @@ def _board(above_4g: bool) -> Callable[[HostFolder], None]:
     return apply
 
 
-def _kill_engine(host: HostFolder) -> None:
-    # By the processes of the unit, not by a name over ssh: that would match the shell that looks for it.
-    done = hosts.execute(
-        host,
-        "for p in $(cat /sys/fs/cgroup/system.slice/qwen-serve.service/cgroup.procs 2>/dev/null); do "
-        "case $(cat /proc/$p/comm) in VLLM::EngineCor*) kill -9 $p && echo killed $p;; esac; done",
-    )
-    if "killed" not in done.stdout:
-        raise SandboxError(f"{host.name}: no engine process runs: pyinfra inventories/sandbox.py deploys/full.py")
+def _signal(name: str, signal: str) -> Callable[[HostFolder], None]:
+    """Signals the processes of the served unit that have this name (the kernel cuts it to 15 characters)."""
+
+    def apply(host: HostFolder) -> None:
+        # By the processes of the unit, not by a name over ssh: that would match the shell that looks for it.
+        done = hosts.execute(
+            host,
+            "for p in $(cat /sys/fs/cgroup/system.slice/qwen-serve.service/cgroup.procs 2>/dev/null); do "
+            f"case $(cat /proc/$p/comm) in {name}) kill -{signal} $p && echo signalled $p;; esac; done",
+        )
+        if "signalled" not in done.stdout:
+            raise SandboxError(f"{host.name}: no such process runs: pyinfra inventories/sandbox.py deploys/full.py")
+
+    return apply
 
 
 def _fill_disk(host: HostFolder) -> None:

@@ -84,13 +84,6 @@ def test_apt_can_not_move_the_driver(pair: tuple[HostFolder, HostFolder], runs: 
     assert "Reading package lists" in done.stdout
 
 
-def test_the_engine_killed_comes_back_by_itself(pair: tuple[HostFolder, HostFolder], runs: tuple[Deployed, Deployed]) -> None:
-    assert healthy(pair[0])
-    faults.apply(pair[0], "engine-killed", clear=False)
-    until(lambda: not healthy(pair[0]), 60, "the server is down")
-    until(lambda: healthy(pair[0]), 240, "the server answers again")
-
-
 def test_a_vanished_card_is_an_incident_and_an_alert_within_seconds(
     pair: tuple[HostFolder, HostFolder], runs: tuple[Deployed, Deployed]
 ) -> None:
