@@ -76,11 +76,11 @@ gpu_hosts = (
         "engine_version": "1.5.1",
         "speculative": "auto",
         # --- the model ---
-        # Fetch the checkpoint to a folder by any means, then `python -m laoka.serving.model_store manifest FOLDER` writes
-        # manifest.json there and prints the revision. The source is that folder on the host, or a web server in front of it.
+        # A revision is pinned by the hub's whole commit; `laoka model fetch NAME --revision main --dry` tells it. Sources are tried
+        # in order; a folder or a web server of your own works too: `laoka model manifest FOLDER` prints the revision to pin then.
         "model_id": "QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4",
-        "model_revision": "0" * 64,  # replace it: this one matches nothing
-        "model_source": "http://192.168.7.2/models/Qwen3.8-27B-QUASAR-NVFP4",
+        "model_revision": "0" * 40,  # replace it: this one matches nothing
+        "model_source": ["http://192.168.7.2/models/Qwen3.8-27B-QUASAR-NVFP4", "hf-mirror", "modelscope", "hf"],
         "served_model_name": "qwen3.8-27b",
         "serve_flags": {"max-model-len": 65536, "max-num-seqs": 2, "tensor-parallel-size": 2},
         # Where clients connect. It asks for no key yet, so keep it on a network that you trust.

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,11 +65,13 @@ def run(
     cwd: str | Path | None = None,
     max_output_bytes: int = 4 * 1024 * 1024,
     check: bool = False,
+    stop: threading.Event | None = None,
 ) -> Completed:
     """Run a program to its end.
 
     Arguments: `argv` the program and its arguments (never a shell line); `deadline_s` seconds until its whole
-    process group is killed; `stdin` text given to it; `env` variables added to ours; `max_output_bytes` kept per stream.
+    process group is killed; `stdin` text given to it; `env` variables added to ours; `max_output_bytes` kept per stream;
+    `stop` an event that ends it early, as its deadline would.
     A program stuck in an uninterruptible read (a wedged GPU driver does this) is abandoned after the kill.
     Errors: ProcessError when `check` and the program failed; nothing else is raised for a missing program (status 127).
     """
@@ -93,7 +97,7 @@ def run(
         else:
             timed_out = False
             try:
-                status = child.wait(deadline_s)
+                status = _wait(child, deadline_s, stop)
             except subprocess.TimeoutExpired:
                 timed_out, status = True, TIMED_OUT_STATUS
                 _kill_group(child)
@@ -108,6 +112,18 @@ def run(
     if check and not completed.ok:
         raise ProcessError(completed)
     return completed
+
+
+def _wait(child: subprocess.Popen[bytes], deadline_s: float, stop: threading.Event | None) -> int:
+    if stop is None:
+        return child.wait(deadline_s)
+    end = time.monotonic() + deadline_s
+    while not stop.is_set() and (left_s := end - time.monotonic()) > 0:
+        try:
+            return child.wait(min(0.2, left_s))
+        except subprocess.TimeoutExpired:
+            continue
+    raise subprocess.TimeoutExpired(child.args, deadline_s)
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

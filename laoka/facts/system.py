@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pyinfra.api.facts import FactBase
 
+from laoka.serving.unit_config import config_hash_command
+
 
 class AptHolds(FactBase[list[str]]):
     """Packages on hold, as `apt-mark showhold` lists them."""
@@ -134,13 +136,3 @@ class UnitRuns(FactBase[UnitState]):
             running_sha256=values.get("Noted", ""),
             works=values.get("Works") == "yes",
         )
-
-
-def config_hash_command(paths: Sequence[str]) -> str:
-    """Shell text that prints one hash over files and over where links point; a missing path counts as such."""
-    quoted = " ".join(shlex.quote(path) for path in paths)
-    return (
-        f'for p in {quoted}; do printf "%s " "$p"; '
-        'if [ -L "$p" ]; then readlink -f "$p"; elif [ -f "$p" ]; then sha256sum < "$p"; else echo none; fi; '
-        "done | sha256sum | cut -d ' ' -f 1"
-    )

@@ -17,10 +17,10 @@ from laoka.facts.system import (
     StampText,
     UnitFiles,
     UnitRuns,
-    config_hash_command,
 )
+from laoka.serving.unit_config import STAMPS as STAMPS
+from laoka.serving.unit_config import config_hash_command, stamp_of
 
-STAMPS = "/var/lib/laoka/stamps"
 Commands = Generator[str | StringCommand, None, None]
 
 
@@ -132,7 +132,7 @@ def run_unit(unit: str, config: list[str], test: str = "true", test_deadline_s: 
     `systemctl restart` returns when the unit says that it is ready (Type=notify, or ExecStartPost), so a unit that dies on
     its way up fails this operation.
     """
-    stamp = f"{STAMPS}/{unit}.config"
+    stamp = str(stamp_of(unit))
     state = host.get_fact(UnitRuns, unit=unit, paths=config, stamp=stamp, test=test)
     if state.active and state.enabled and state.config_sha256 == state.running_sha256 and state.works:
         host.noop(f"{unit} runs with the present configuration, and works")
@@ -147,7 +147,10 @@ def run_unit(unit: str, config: list[str], test: str = "true", test_deadline_s: 
     )
     yield f"systemctl is-active {quoted}"
     yield wait_for(test, test_deadline_s, f"{unit} runs, but after {test_deadline_s} s this still fails: {test}")
-    yield f"mkdir -p {STAMPS} && {{ {config_hash_command(config)}; }} > {stamp}.new && mv {stamp}.new {stamp}"
+    # The paths below the hash let laoka.serving.switch bring it up to date when it restarts the unit itself.
+    paths = " ".join(shlex.quote(path) for path in config)
+    noted = f"{{ {config_hash_command(config)}; printf '%s\\n' {paths}; }}"
+    yield f"mkdir -p {STAMPS} && {noted} > {stamp}.new && mv {stamp}.new {stamp}"
 
 
 @operation()

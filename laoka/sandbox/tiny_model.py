@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 from laoka.files import write_atomic
-from laoka.serving.model_store import MANIFEST, make_manifest
+from laoka.serving.manifest import MANIFEST, make_manifest
 
 MODEL_ID = "laoka/tiny-qwen3"
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 128, 2, 2, 1, 64, 320

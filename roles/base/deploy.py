@@ -46,13 +46,16 @@ class BaseSettings(RoleSettings):
     apt_sources: dict[str, str] = {}
     """Extra one-line apt sources by file name, such as {"local": "deb [trusted=yes] file:///srv/debs ./"}."""
 
+    def proxy_env(self) -> dict[str, str]:
+        """Environment for what downloads on the host: the proxy, and what is reached without it; empty without a proxy."""
+        if not self.http_proxy:
+            return {}
+        return {"https_proxy": self.http_proxy, "http_proxy": self.http_proxy, "no_proxy": self.no_proxy}
+
     def pip_env(self) -> dict[str, str]:
         """Environment for pip on the host: mirror, cache and proxy."""
-        pairs = {
-            "PIP_INDEX_URL": self.pip_index_url, "PIP_CACHE_DIR": self.pip_cache_dir, "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "https_proxy": self.http_proxy, "http_proxy": self.http_proxy, "no_proxy": self.no_proxy if self.http_proxy else None,
-        }  # fmt: skip
-        return {name: value for name, value in pairs.items() if value}
+        pairs = {"PIP_INDEX_URL": self.pip_index_url, "PIP_CACHE_DIR": self.pip_cache_dir, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        return {**{name: value for name, value in pairs.items() if value}, **self.proxy_env()}
 
 
 @deploy("Base")

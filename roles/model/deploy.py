@@ -1,20 +1,24 @@
-"""The model's files: fetched by manifest, every SHA-256 checked, one atomic switch; the old revision stays."""
+"""The model's files: fetched by revision, every SHA-256 checked, one atomic switch with a way back; old revisions pruned."""
 
 from __future__ import annotations
-
-from shlex import quote
 
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 
-from laoka.operations.steps import switch_link, until_stamped
+from laoka.operations.versions import have_folder, switch_served
+from laoka.serving.manifest import ModelError, is_pinned
+from laoka.serving.model_names import known_as
+from laoka.serving.model_store import CURRENT as CURRENT_NAME
+from laoka.serving.model_store import PREVIOUS, STORE, folder_of
+from laoka.serving.switch import UNIT
 from roles.agent.deploy import PYTHON
 from roles.base.deploy import BaseSettings
 from roles.engine.commands import with_env
+from roles.model.commands import fetch_command
 from roles.settings import InventoryError, RoleSettings
 
-STORE = "/srv/laoka/models"
-CURRENT = f"{STORE}/current"
+CURRENT = f"{STORE}/{CURRENT_NAME}"
+DEADLINE_S = 24 * 3600
 
 
 class ModelSettings(RoleSettings):
@@ -23,33 +27,42 @@ class ModelSettings(RoleSettings):
     model_id: str | None = None
     """Its name, such as QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4."""
     model_revision: str | None = None
-    """SHA-256 of its manifest.json, which lists every file with size and SHA-256."""
-    model_source: str | None = None
-    """Folder on the host, or http(s) address, that has manifest.json and the files: a mirror, another host, a USB disk."""
+    """The hub's whole commit (40 digits), or the SHA-256 of its manifest.json (64), which `laoka model manifest` prints."""
+    model_source: str | tuple[str, ...] | None = None
+    """Where from, one or several in the order of trial: hf, hf-mirror, modelscope, https://FOLDER, ssh://HOST/FOLDER, /FOLDER."""
+    model_pins: dict[str, str] = {}
+    """SHA-256 by path (globs allowed) that files must have whatever a source says: {"model-*.safetensors": "..."}."""
 
 
-def folder_of(model_id: str) -> str:
-    """Where a model's revisions lie on the host."""
-    return f"{STORE}/{model_id.replace('/', '--')}"
+def sources_of(settings: ModelSettings) -> tuple[str, ...]:
+    """The sources of the inventory, in order."""
+    told = settings.model_source
+    return (told,) if isinstance(told, str) else tuple(told or ())
 
 
 @deploy("Model")
 def model() -> None:
     """Fetch the pinned revision unless it is there whole; then switch to it."""
     settings = ModelSettings.of(host)
-    model_id, revision, source = settings.model_id, settings.model_revision, settings.model_source
-    if not (model_id and revision and source):
+    model_id, revision, sources = settings.model_id, settings.model_revision, sources_of(settings)
+    if not (model_id and revision and sources):
         raise InventoryError(f"host {host.name}: model_id, model_revision and model_source are needed to place a model: set them")
-    folder = folder_of(model_id)
-    store = f"{PYTHON} -m laoka.serving.model_store"
-    base = BaseSettings.of(host)
-    proxy = {"https_proxy": base.http_proxy, "http_proxy": base.http_proxy, "no_proxy": base.no_proxy} if base.http_proxy else {}
-    fetch = f"{store} fetch --source {quote(source)} --revision {quote(revision)} --into {quote(folder)}"
-    until_stamped(
-        name=f"{model_id} at {revision[:12]}, every file by its SHA-256",
-        stamp=f"{folder}/.fetched",
-        text=revision,
-        commands=[f"mkdir -p {quote(folder)}", with_env({k: str(v) for k, v in proxy.items()}, fetch)],
-        _timeout=6 * 3600,
+    if not is_pinned(revision):
+        raise InventoryError(
+            f"host {host.name}: model_revision {revision!r} pins nothing: write the whole commit (40 digits) or a manifest's "
+            f"SHA-256 (64); `laoka model fetch {model_id} --revision {revision} --dry` tells the commit"
+        )
+    repo = known_as(model_id).repo
+    try:
+        folder = f"{folder_of(STORE, repo)}/{revision}"
+    except ModelError as error:
+        raise InventoryError(f"host {host.name}: {error}") from None
+    have_folder(
+        name=f"{repo} at {revision[:12]}, every file by its SHA-256",
+        path=folder,
+        commands=[with_env(BaseSettings.of(host).proxy_env(), fetch_command(repo, revision, sources, settings.model_pins))],
+        _timeout=DEADLINE_S,
     )
-    switch_link(name="Switch to it", path=CURRENT, target=f"{folder}/{revision}")
+    switch_served(
+        name="Switch to it", link=CURRENT, target=folder, python=PYTHON, unit=UNIT, previous=f"{STORE}/{PREVIOUS}", _timeout=7200
+    )

@@ -8,7 +8,8 @@ import struct
 from pathlib import Path
 
 from laoka.sandbox import tiny_model
-from laoka.serving.model_store import MANIFEST, parse_manifest, verify
+from laoka.serving.manifest import MANIFEST, parse_files
+from laoka.serving.model_store import verify
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,7 +25,7 @@ def test_its_own_manifest_verifies(tmp_path: Path) -> None:
     revision = hashlib.sha256((tmp_path / "new" / MANIFEST).read_bytes()).hexdigest()
     folder = (tmp_path / "new").rename(tmp_path / revision)
     assert verify(folder) == {}
-    assert {file.path for file in parse_manifest((folder / MANIFEST).read_text())} >= {
+    assert {file.path for file in parse_files((folder / MANIFEST).read_text())} >= {
         "config.json",
         "model.safetensors",
         "tokenizer.json",
