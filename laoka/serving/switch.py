@@ -139,15 +139,22 @@ def _set_both(link: Path, target: str, previous: Path | None, old: str | None) -
     set_link(link, target)
 
 
+def short(target: str | None) -> str:
+    """A link's target in few words: the last two parts of its path, a long hash by its first twelve digits."""
+    parts = Path(target or "-").parts[-2:]
+    return "/".join(re.sub(r"^([0-9a-f]{12})[0-9a-f]{28,}$", r"\1", part) for part in parts)
+
+
 def _switch_running(link: Path, target: str, previous: Path | None, unit: str, old: str | None, say: Say) -> Switched:
     stamp, noted = stamp_of(unit), None
     if stamp.is_file():
         noted = stamp.read_text(encoding="utf-8").splitlines()
     as_noted = bool(noted) and len(noted or []) > 1 and _hash_of(noted[1:]) == noted[0] if noted else False
+    was, new = short(old), short(target)
     meter = Meter(served_at(SERVE_CONFIG))
     meter.start()
     answered = meter.wait_for_answer(0.0, ASK_DEADLINE_S)
-    say(f"{unit} runs{'' if answered else ' but does not answer'}; switching {link} from {old} to {target}")
+    say(f"{unit} runs{'' if answered else ' but does not answer'}; switching {link} from {was} to {new}")
     began = time.monotonic()
     old_previous = target_of(previous) if previous is not None else None
     _set_both(link, target, previous, old)
@@ -164,19 +171,17 @@ def _switch_running(link: Path, target: str, previous: Path | None, unit: str, o
             write_atomic(stamp, "\n".join([_hash_of(noted[1:]), *noted[1:]]) + "\n")
         gap_s = meter.longest_gap_s(began) if answered else None
         downtime = f"{gap_s:.1f} s without an answer" if gap_s is not None else "it did not answer before"
-        say(f"{unit} answers with {target}: {downtime}, {restart_s:.1f} s from switch to answer")
+        say(f"{unit} answers with {new}: {downtime}, {restart_s:.1f} s from switch to answer")
         return Switched(True, old, gap_s, restart_s)
-    say(f"{unit} does not answer with {target}: {why}; going back to {old}")
+    say(f"{unit} does not answer with {new}: {why}; going back to {was}")
     _undo(link, old, previous, old_previous)
     back = _restart(unit, meter) if old is not None else "there is nothing to go back to"
     meter.stop()
     gap_s = meter.longest_gap_s(began) if answered else None
     if back is not None:
-        raise SwitchError(
-            f"{unit} came up neither with {target} ({why}) nor after going back to {old} ({back}): journalctl -u {unit}"
-        )
+        raise SwitchError(f"{unit} came up neither with {new} ({why}) nor after going back to {was} ({back}): journalctl -u {unit}")
     lost = f" after {gap_s:.1f} s without an answer" if gap_s is not None else ""
-    raise SwitchError(f"{unit} did not come up with {target}: {why}; it is back on {old} and answers{lost}")
+    raise SwitchError(f"{unit} did not come up with {new}: {why}; it is back on {was} and answers{lost}")
 
 
 def _undo(link: Path, old: str | None, previous: Path | None, old_previous: str | None) -> None:
