@@ -15,7 +15,7 @@ from pathlib import Path
 
 from laoka.files import write_atomic
 from laoka.process import Completed, run
-from laoka.sandbox import card, cgroups, endpoint, machine, network, packages, processes, tiny_model, tree
+from laoka.sandbox import boot, card, cgroups, endpoint, machine, network, packages, processes, tiny_model, tree
 from laoka.sandbox.lab import HostFolder, Lab, SandboxError, hosts, machine_lock
 from laoka.sandbox.processes import ProcessRecord
 
@@ -53,7 +53,7 @@ def up(lab: Lab, count: int, say: Callable[[str], None]) -> tuple[HostFolder, ..
         raise SandboxError(f"{count} hosts: a lab has 1 to {MAX_HOSTS}")
     with machine_lock(lab.state):
         base = tree.make(lab.state, say)
-        packages.build(lab.state / "packages")
+        packages.build(packages.folder(lab.state))
         lab.folder.mkdir(parents=True, exist_ok=True)
         (lab.cache / WHEELS).mkdir(parents=True, exist_ok=True)
         if not lab.key.exists():
@@ -149,7 +149,7 @@ def _boot(host: HostFolder, base: Path, pip: machine.PipSettings) -> None:
     _write_identity(host, pip)
     binds = [
         f"--bind={host.card}:{CARD_IN_HOST}",
-        f"--bind-ro={host.lab.state / 'packages'}:{PACKAGES_IN_HOST}",
+        f"--bind-ro={packages.folder(host.lab.state)}:{PACKAGES_IN_HOST}",
         f"--bind={host.lab.cache}:{CACHE_IN_HOST}",
         *(f"--bind-ro={path}" for path in pip.paths),
     ]
@@ -193,6 +193,7 @@ def _write_identity(host: HostFolder, pip: machine.PipSettings) -> None:
     write_atomic(root / "root/.ssh/authorized_keys", host.lab.key.with_suffix(".pub").read_text(), 0o600)
     (root / "root/.ssh").chmod(0o700)
     write_atomic(root / "etc/pip.conf", pip.conf)
+    boot.install(root)
 
 
 def _end_leftovers(host: HostFolder) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from laoka.files import write_atomic
 from laoka.process import run
 from laoka.sandbox.lab import SandboxError
-from laoka.sandbox.simulated import NVML_SOURCE, PERSISTENCED_SOURCE, SMI_SOURCE
+from laoka.sandbox.simulated import MODULE_SOURCE, NVML_SOURCE, PERSISTENCED_SOURCE, SMI_SOURCE
 
 DRIVERS_580 = ("580.159.03", "580.173.02")
 DRIVER_595 = "595.71.03"
@@ -27,6 +28,8 @@ DRIVER_610 = "610.43.02"
 UBUNTU = "-0ubuntu0.24.04.1"
 # Kernel release -> version of the metapackage that pulls it.
 KERNELS = {"6.8.0-124": "6.8.0-124.124", "6.14.0-33": "6.14.0-33.33~24.04.1"}
+# The one that the archive has built modules for; for the other one DKMS has to do.
+BUILT_FOR = "6.8.0-124"
 CUDA_TOOLKITS = {"12-8": ("12.8.1-1", "12.8.93"), "13-0": ("13.0.2-1", "13.0.88")}
 TOOLS = {"gcc": "gcc libc6-dev", "dpkg-deb": "dpkg", "apt-ftparchive": "apt-utils"}
 NOTICE = "Stand-in package of laoka's sandbox. It contains no NVIDIA software and no kernel.\n"
@@ -61,10 +64,12 @@ class Package:
 
 @dataclass(frozen=True)
 class Binaries:
-    """What was compiled: the simulated NVML by driver version, and nvidia-persistenced."""
+    """What was compiled: the simulated NVML by driver version, nvidia-persistenced, and the module that no kernel loads."""
 
     nvml: Mapping[str, bytes]
     persistenced: bytes
+    modules: Mapping[tuple[str, str], bytes]
+    """nvidia.ko by driver version and flavour: "" for the proprietary one, "open"."""
 
 
 def control_text(package: Package, architecture: str) -> str:
@@ -102,50 +107,72 @@ ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persisten
 WantedBy=multi-user.target
 """
 
-_MODULE_POSTINST = """\
+# What a DKMS package does on its host, builds left out: the module comes ready in the package.
+_DKMS_POSTINST = """\
 #!/bin/sh
-# Stand-in of laoka's sandbox: records what DKMS and the kernel module would, builds and loads nothing.
+# Stand-in of laoka's sandbox: puts a module where DKMS would have built one, for every kernel whose headers are here.
 set -e
 version=@VERSION@
 status=/var/lib/dkms-standin/status
 mkdir -p /var/lib/dkms-standin
-echo "# stand-in of laoka's sandbox: no module was built" > "$status.new"
+: > "$status.new"
 for headers in /usr/src/linux-headers-*-generic; do
     [ -d "$headers" ] || continue
-    echo "nvidia/$version, ${headers#/usr/src/linux-headers-}, $(uname -m): installed" >> "$status.new"
+    kernel=${headers#/usr/src/linux-headers-}
+    if [ -e /srv/laoka-sandbox/dkms-fails ]; then
+        echo "nvidia/$version: added" > "$status"
+        echo "Error! Bad return status for module build on kernel: $kernel ($(uname -m))" >&2
+        echo "Consult /var/lib/dkms/nvidia/$version/build/make.log for more information." >&2
+        exit 10
+    fi
+    mkdir -p "/lib/modules/$kernel/updates/dkms"
+    cp /usr/src/nvidia-$version/nvidia.ko "/lib/modules/$kernel/updates/dkms/nvidia.ko.new"
+    mv "/lib/modules/$kernel/updates/dkms/nvidia.ko.new" "/lib/modules/$kernel/updates/dkms/nvidia.ko"
+    depmod "$kernel"
+    echo "nvidia/$version, $kernel, $(uname -m): installed" >> "$status.new"
 done
-grep -q ': installed' "$status.new" || echo "nvidia/$version: added" >> "$status.new"
+[ -s "$status.new" ] || echo "nvidia/$version: added" > "$status.new"
 mv "$status.new" "$status"
-card=/srv/laoka-sandbox
-if [ -f "$card/simulated" ]; then
-    mkdir -p "$card/proc/driver/nvidia"
-    echo "NVRM version: NVIDIA UNIX @FLAVOUR@  $version  (stand-in of laoka's sandbox)" > "$card/proc/driver/nvidia/version"
-    for device in "$card"/sys/bus/pci/devices/*; do
-        [ "$(cat "$device/vendor")" = 0x10de ] || continue
-        rm -f "$device/driver" "$card/sys/bus/pci/drivers/nvidia/${device##*/}"
-        @BIND@
-        # No driver takes a card whose BAR1 was never assigned.
-        case "$(sed -n 2p "$device/resource")" in 0x0000000000000000*) continue ;; esac
-        mkdir -p "$card/sys/bus/pci/drivers/nvidia"
-        ln -sfn ../../../drivers/nvidia "$device/driver"
-        ln -sfn "../../devices/${device##*/}" "$card/sys/bus/pci/drivers/nvidia/${device##*/}"
-    done
+"""
+
+_DKMS_PRERM = """\
+#!/bin/sh
+# Stand-in of laoka's sandbox: takes back what its postinst put there, as `dkms remove --all` does.
+set -e
+rm -rf /var/lib/dkms-standin
+for module in /lib/modules/*/updates/dkms/nvidia.ko; do
+    [ -f "$module" ] || continue
+    rm -f "$module"
+    kernel=${module#/lib/modules/}
+    depmod "${kernel%%/*}" || true
+done
+"""
+
+_DKMS = """\
+#!/bin/sh
+# dkms of laoka's sandbox: tells what the stand-in module packages noted; it can build nothing.
+if [ "${1:-status}" = status ]; then
+    cat /var/lib/dkms-standin/status 2>/dev/null || true
+else
+    echo "dkms: stand-in of laoka's sandbox: it can't $1" >&2
+    exit 1
 fi
 """
 
-_MODULE_PRERM = """\
+_DEPMOD = """\
 #!/bin/sh
-# Stand-in of laoka's sandbox: takes back what its postinst recorded.
+# Stand-in of laoka's sandbox.
 set -e
-[ "$1" = remove ] || exit 0
-rm -rf /var/lib/dkms-standin
-card=/srv/laoka-sandbox
-if [ -f "$card/simulated" ]; then
-    rm -rf "$card/proc/driver/nvidia" "$card/sys/bus/pci/drivers/nvidia"
-    for device in "$card"/sys/bus/pci/devices/*; do
-        [ "$(cat "$device/vendor")" != 0x10de ] || rm -f "$device/driver"
-    done
-fi
+depmod @KERNEL@
+"""
+
+# As the real package: the hooks in /etc/kernel see the new kernel (one of them makes the boot menu).
+_KERNEL_SCRIPT = """\
+#!/bin/sh
+# Stand-in of laoka's sandbox: a kernel that nothing boots, in the boot menu all the same.
+set -e
+[ ! -d /lib/modules/@KERNEL@ ] || depmod @KERNEL@
+[ ! -d /etc/kernel/@HOOKS@.d ] || DEB_MAINT_PARAMS="$*" run-parts --arg=@KERNEL@ --arg=/boot/vmlinuz-@KERNEL@ /etc/kernel/@HOOKS@.d
 """
 
 _NVCC = """\
@@ -169,22 +196,45 @@ Pin-Priority: 1000
 """
 
 
-def _module_scripts(version: str, flavour: str = "") -> dict[str, str]:
-    """Scripts of a DKMS stand-in. `flavour` is "open" for the open kernel module, which does not drive a V100."""
-    drives_volta = not flavour and version.startswith("580.")
-    words = "Open Kernel Module for x86_64" if flavour else "x86_64 Kernel Module"
-    postinst = (
-        _MODULE_POSTINST.replace("@VERSION@", version)
-        .replace("@FLAVOUR@", words)
-        .replace("        @BIND@\n", "" if drives_volta else "        continue  # this module ignores a V100\n")
+def _dkms_package(name: str, version: str, words: str, driver: str, binaries: Binaries, depends: tuple[str, ...] = ()) -> Package:
+    """A DKMS package; whether its module is the open one is told by its name."""
+    flavour = "open" if "open" in name else ""
+    return Package(
+        name,
+        version,
+        f"DKMS package of {words}; builds nothing",
+        ("dkms", *depends),
+        ("nvidia-dkms-kernel",),
+        ("nvidia-dkms-kernel",),
+        {f"/usr/src/nvidia-{driver}/nvidia.ko": PackedFile(binaries.modules[driver, flavour])},
+        # Installed kernels may change later, as DKMS then builds again.
+        {
+            "postinst": _DKMS_POSTINST.replace("@VERSION@", driver),
+            "prerm": _DKMS_PRERM,
+            "triggers": "interest-noawait /usr/src\n",
+        },
     )
-    # Installed kernels may change later, as DKMS then builds again.
-    return {"postinst": postinst, "prerm": _MODULE_PRERM, "triggers": "interest-noawait /usr/src\n"}
+
+
+def signed(module: bytes, signer: str = "laoka sandbox stand-in signing key") -> bytes:
+    """A module with a signature appended as kernels of old had it: modinfo shows its signer, and nobody can check it."""
+    key_id, signature = bytes(20), bytes(64)
+    # struct module_signature: algorithm RSA, hash SHA-256, identifier X.509, lengths; then the magic words.
+    info = struct.pack(">BBBBB3xI", 1, 4, 1, len(signer), len(key_id), len(signature))
+    return module + signer.encode() + key_id + signature + info + b"~Module signature appended~\n"
 
 
 def _userspace(driver: str, suffix: str, binaries: Binaries, multiarch: str) -> tuple[Package, Package, Package]:
-    """Library, nvidia-smi and nvidia-persistenced of one driver version; `suffix` ends their names."""
-    version, library = driver + UBUNTU, f"libnvidia-compute{suffix}"
+    """Library, nvidia-smi and nvidia-persistenced of one driver version under Ubuntu's names; `suffix` ends them."""
+    names = (f"libnvidia-compute{suffix}", f"nvidia-utils{suffix}", f"nvidia-compute-utils{suffix}")
+    return _libraries(names, driver, driver + UBUNTU, binaries, multiarch)
+
+
+def _libraries(
+    names: tuple[str, str, str], driver: str, version: str, binaries: Binaries, multiarch: str
+) -> tuple[Package, Package, Package]:
+    """Library, nvidia-smi and nvidia-persistenced under any names."""
+    library, tool, daemon = names
     same = f"{library} (= {version})"
     folder = f"/usr/lib/{multiarch}".rstrip("/")
     return (
@@ -202,7 +252,7 @@ def _userspace(driver: str, suffix: str, binaries: Binaries, multiarch: str) -> 
             {"triggers": "activate-noawait ldconfig\n"},
         ),
         Package(
-            f"nvidia-utils{suffix}",
+            tool,
             version,
             "simulated nvidia-smi",
             (same, "python3"),
@@ -211,7 +261,7 @@ def _userspace(driver: str, suffix: str, binaries: Binaries, multiarch: str) -> 
             {"/usr/bin/nvidia-smi": PackedFile(smi_text().encode(), 0o755)},
         ),
         Package(
-            f"nvidia-compute-utils{suffix}",
+            daemon,
             version,
             "nvidia-persistenced for the simulated card",
             (same,),
@@ -242,20 +292,20 @@ def _server_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Pac
             ("nvidia-kernel-common",),
         ),
     ]
-    for twin, flavour, words in (("", "", "proprietary"), ("-open", "open", "open, not for a V100")):
+    for twin, words in (("", "proprietary"), ("-open", "open, not for a V100")):
         source, dkms = f"nvidia-kernel-source-580-server{twin}", f"nvidia-dkms-580-server{twin}"
         no_dkms = f"nvidia-headless-no-dkms-580-server{twin}"
         packages += [
             Package(source, version, f"sources of the {words} module", (), ("nvidia-kernel-source",), ("nvidia-kernel-source",)),
-            Package(
+            _dkms_package(
                 dkms,
                 version,
-                f"DKMS package of the {words} module; builds nothing",
+                f"the {words} module",
+                driver,
+                binaries,
                 (f"{source} {same}", f"nvidia-kernel-common-580-server {same}"),
-                ("nvidia-dkms-kernel",),
-                ("nvidia-dkms-kernel",),
-                scripts=_module_scripts(driver, flavour),
             ),
+            *_built_modules(driver, twin, binaries),
             Package(
                 no_dkms,
                 version,
@@ -277,26 +327,78 @@ def _server_branch(driver: str, binaries: Binaries, multiarch: str) -> tuple[Pac
     return tuple(packages)
 
 
-def _newer_module(driver: str, suffix: str) -> Package:
+def _built_modules(driver: str, twin: str, binaries: Binaries) -> tuple[Package, ...]:
+    """Modules that the archive built and signed for one kernel. They have the kernel's version; an upload follows each driver.
+
+    Their dependency on the driver's common files, from its version to the one before the next, ties them together.
+    """
+    meta = KERNELS[BUILT_FOR].split("~")[0]
+    version, kernel = meta if driver == DRIVERS_580[0] else f"{meta}+{DRIVERS_580.index(driver)}", f"{BUILT_FOR}-generic"
+    objects, signatures = f"linux-objects-nvidia-580-server{twin}-{kernel}", f"linux-signatures-nvidia-{kernel}"
+    common = "nvidia-kernel-common-580-server"
+    scripts = {name: _DEPMOD.replace("@KERNEL@", kernel) for name in ("postinst", "postrm")}
+    packages = (
+        Package(objects, version, f"objects of the nvidia modules for {kernel}"),
+        Package(
+            f"linux-modules-nvidia-580-server{twin}-{kernel}",
+            version,
+            f"nvidia modules for {kernel}, signed in name only",
+            (
+                f"linux-image-{kernel}",
+                f"{objects} (= {version})",
+                f"{signatures} (= {version})",
+                f"{common} (>= {driver})",
+                f"{common} (<= {driver}-1)",
+            ),
+            ("nvidia-prebuilt-kernel",),
+            ("nvidia-prebuilt-kernel",),
+            {
+                f"/lib/modules/{kernel}/kernel/nvidia-580srv{twin}/nvidia.ko": PackedFile(
+                    signed(binaries.modules[driver, twin.removeprefix("-")])
+                )
+            },
+            scripts,
+        ),
+    )
+    return packages if twin else (*packages, Package(signatures, version, f"signatures of the nvidia modules for {kernel}"))
+
+
+def _newer_module(driver: str, suffix: str, binaries: Binaries) -> Package:
     """DKMS package of a branch that no longer drives a V100; `suffix` ends its name."""
-    flavour = "open" if suffix.endswith("-open") else ""
-    words = f"DKMS package of {'an open' if flavour else 'a proprietary'} module that ignores a V100; builds nothing"
-    virtual = ("nvidia-dkms-kernel",)
-    scripts = _module_scripts(driver, flavour)
-    return Package(f"nvidia-dkms{suffix}", driver + UBUNTU, words, provides=virtual, conflicts=virtual, scripts=scripts)
+    words = f"{'an open' if suffix.endswith('-open') else 'a proprietary'} module that ignores a V100"
+    return _dkms_package(f"nvidia-dkms{suffix}", driver + UBUNTU, words, driver, binaries)
 
 
 def _renamed(driver: str, binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
     """NVIDIA's packages of branch 590 and newer: no branch in their names, so they follow the newest one."""
     library, _, _ = _userspace(driver, "", binaries, multiarch)
-    return (library, _newer_module(driver, ""), _newer_module(driver, "-open"))
+    return (library, _newer_module(driver, "", binaries), _newer_module(driver, "-open", binaries))
+
+
+def _vendor_580(driver: str, binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
+    """Branch 580 under the names of NVIDIA's repository for Ubuntu."""
+    module = _dkms_package("nvidia-dkms-580", driver + UBUNTU, "the proprietary module", driver, binaries)
+    return (*_userspace(driver, "-580", binaries, multiarch), module)
+
+
+def _vendor_debian(driver: str, binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
+    """NVIDIA's packages for Debian: no branch in any name, so that only its pinning package keeps one."""
+    version = f"{driver}-1"
+    same = f"(= {version})"
+    libraries = _libraries(("libnvidia-ml1", "nvidia-smi", "nvidia-persistenced"), driver, version, binaries, multiarch)
+    twins = tuple(
+        _dkms_package(name, version, f"the {words} module", driver, binaries)
+        for name, words in (("nvidia-kernel-dkms", "proprietary"), ("nvidia-kernel-open-dkms", "open"))
+    )
+    needs = (*(f"{package.name} {same}" for package in libraries), f"{twins[0].name} {same} | {twins[1].name} {same}")
+    return (*libraries, *twins, Package("nvidia-driver-cuda", version, "driver for computing", needs))
 
 
 def _branch_595(binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
     """Branch 595 under Ubuntu's names, and `nvidia-driver`, the name without a branch that follows the newest one."""
     version, packages = DRIVER_595 + UBUNTU, []
     for suffix, meta in (("-595", "nvidia-driver-595"), ("-595-server", "nvidia-headless-595-server")):
-        parts = (*_userspace(DRIVER_595, suffix, binaries, multiarch), _newer_module(DRIVER_595, suffix))
+        parts = (*_userspace(DRIVER_595, suffix, binaries, multiarch), _newer_module(DRIVER_595, suffix, binaries))
         needs = tuple(f"{part.name} (= {version})" for part in (parts[0], parts[3]))
         packages += [*parts, Package(meta, version, "driver of branch 595, which ignores a V100", needs)]
     newest = Package("nvidia-driver", version, "newest driver, which ignores a V100", (f"nvidia-driver-595 (= {version})",))
@@ -331,20 +433,29 @@ def _kernels() -> tuple[Package, ...]:
     for release, meta in KERNELS.items():
         version, full = meta.split("~")[0], f"{release}-generic"
         notice = PackedFile(NOTICE.encode())
+        scripts = {
+            name: _KERNEL_SCRIPT.replace("@KERNEL@", full).replace("@HOOKS@", name) for name in ("postinst", "postrm")
+        }
         packages += [
-            Package(f"linux-modules-{full}", version, f"modules of kernel {full}", files={f"/lib/modules/{full}/stand-in": notice}),
+            Package(
+                f"linux-modules-{full}", version, f"modules of kernel {full}", files={f"/lib/modules/{full}/kernel/stand-in": notice}
+            ),
             Package(
                 f"linux-image-{full}",
                 version,
                 f"kernel {full}; can't boot",
                 (f"linux-modules-{full} (= {version})",),
                 files={f"/boot/vmlinuz-{full}": notice},
+                scripts=scripts,
             ),
             Package(
                 f"linux-headers-{full}",
                 version,
                 f"headers of kernel {full}",
-                files={f"/usr/src/linux-headers-{full}/stand-in": notice},
+                files={
+                    f"/usr/src/linux-headers-{full}/Makefile": PackedFile(f"# {NOTICE}".encode()),
+                    f"/lib/modules/{full}/build": PackedFile(link=f"/usr/src/linux-headers-{full}"),
+                },
             ),
             Package("linux-image-generic", meta, "newest kernel", (f"linux-image-{full}",)),
             Package("linux-headers-generic", meta, "headers of the newest kernel", (f"linux-headers-{full}",)),
@@ -364,6 +475,9 @@ def main_packages(binaries: Binaries, multiarch: str) -> tuple[Package, ...]:
         *(package for driver in DRIVERS_580 for package in _server_branch(driver, binaries, multiarch)),
         *(package for driver in (DRIVER_595, DRIVER_610) for package in _renamed(driver, binaries, multiarch)),
         *_branch_595(binaries, multiarch),
+        *_vendor_580(DRIVERS_580[-1], binaries, multiarch),
+        *(package for driver in (*DRIVERS_580, DRIVER_595) for package in _vendor_debian(driver, binaries, multiarch)),
+        Package("dkms", "3.1.8-1", "dkms status", files={"/usr/sbin/dkms": PackedFile(_DKMS.encode(), 0o755)}),
         *_cuda(),
         *_kernels(),
     )
@@ -379,6 +493,8 @@ _SUCCESSORS = {
     "libnvidia-compute-580-server": "libnvidia-compute-595-server",
     "nvidia-compute-utils-580-server": "nvidia-compute-utils-595-server",
     "nvidia-utils-580-server": "nvidia-utils-595-server",
+    "nvidia-dkms-580": "nvidia-dkms",
+    "libnvidia-compute-580": "libnvidia-compute",
 }
 
 
@@ -408,6 +524,11 @@ def compile_nvml(output: Path, driver: str, gcc: str = "gcc") -> None:
     """Compile the simulated libnvidia-ml.so.1 of driver version `driver` to `output`. Errors: SandboxError."""
     argv = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", f'-DDRIVER_VERSION="{driver}"', "-Wl,-soname,libnvidia-ml.so.1"]
     _gcc(gcc, [*argv, "-o", str(output), str(NVML_SOURCE)])
+
+
+def folder(state: Path, gcc: str = "gcc") -> Path:
+    """Where the repositories for the present sources lie; the name changes with the sources, as running hosts have it mounted."""
+    return state / "packages" / _stamp(gcc)[:12]
 
 
 def build(output_dir: Path, gcc: str = "gcc") -> bool:
@@ -441,7 +562,7 @@ def build(output_dir: Path, gcc: str = "gcc") -> bool:
 
 def _stamp(gcc: str) -> str:
     digest = hashlib.sha256(gcc.encode())
-    for path in (NVML_SOURCE, PERSISTENCED_SOURCE, SMI_SOURCE, Path(__file__)):
+    for path in (NVML_SOURCE, PERSISTENCED_SOURCE, SMI_SOURCE, MODULE_SOURCE, Path(__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest() + "\n"
 
@@ -472,7 +593,13 @@ def _compile(work: Path, gcc: str) -> Binaries:
         nvml[driver] = library.read_bytes()
     program = work / "nvidia-persistenced"
     _gcc(gcc, ["-O2", "-o", str(program), str(PERSISTENCED_SOURCE), str(work / f"libnvidia-ml.so.{DRIVERS_580[-1]}")])
-    return Binaries(nvml, program.read_bytes())
+    modules = {}
+    for driver in nvml:
+        for flavour, licence in (("", "NVIDIA"), ("open", "Dual MIT/GPL")):
+            module = work / "nvidia.ko"
+            _gcc(gcc, ["-c", f'-DDRIVER_VERSION="{driver}"', f'-DLICENSE="{licence}"', "-o", str(module), str(MODULE_SOURCE)])
+            modules[driver, flavour] = module.read_bytes()
+    return Binaries(nvml, program.read_bytes(), modules)
 
 
 def _build_repository(folder: Path, packages: Sequence[Package], architecture: str) -> None:

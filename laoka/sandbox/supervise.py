@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from laoka.sandbox import cgroups
+from laoka.sandbox import boot, cgroups
 
 # With --keep-unit, systemd-nspawn ends with this status when the host asked for a reboot.
 REBOOT_STATUS = 133
@@ -38,6 +38,7 @@ def main(folder: Path) -> int:
     record = json.loads((folder / "host.json").read_text())
     cgroups.enter(record["machine"])
     while True:
+        boot.boot(folder / "root", folder / "card")
         uptime_s = int(float(Path("/proc/uptime").read_text().split()[0]))
         argv = command(record["machine"], record["hostname"], record["bridge"], folder / "root", record["binds"], uptime_s)
         # The unified cgroup view: on the hybrid one a unit stayed `deactivating` long after its processes had gone.

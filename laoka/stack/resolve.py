@@ -11,12 +11,13 @@ from packaging.version import InvalidVersion, Version
 
 from laoka.catalog import drivers as driver_catalogue
 from laoka.catalog.advisories import advisories
-from laoka.catalog.drivers import DriverBranch, KernelFact, OsRelease
+from laoka.catalog.drivers import DriverBranch, KernelFact, OsRelease, PackageSource
 from laoka.catalog.engines import UNVERIFIED, Engine, engines
 from laoka.catalog.gpus import Flavour, Gpu
 from laoka.catalog.models import Drafter, drafters
 from laoka.catalog.profiles import Profile, Speculative, verdicts
 from laoka.stack import speed
+from laoka.stack.driver_target import package_names
 from laoka.stack.message import Message, Violation, message
 from laoka.stack.plan import GIB, SCORE_BLOCK_TOKENS, Load, MemoryPlan, fitting_plan
 from laoka.stack.request import Card, Request, RequestError, engine_names, groups
@@ -38,7 +39,10 @@ class Stack:
     driver_branch: str | None
     driver_version: str | None
     module_flavour: Flavour | None
+    driver_source: str | None
+    """Id of the catalogue's package source."""
     driver_packages: tuple[str, ...]
+    """Of the first choice of modules; `{kernel}` where the kernel was not named exactly."""
     kernel_series: str | None
     cuda_toolkit: str | None
     engine: Engine
@@ -79,6 +83,7 @@ class _Driver:
     branch: str
     version: str | None
     flavour: Flavour
+    source: PackageSource
     packages: tuple[str, ...]
     kernel_series: str | None
     warnings: tuple[Message, ...]
@@ -216,7 +221,7 @@ def _driver(request: Request, release: OsRelease) -> _Driver | list[Violation]:
         found.append(
             Violation("driver", message("evidence_no_common_branch", first=first, last=last), message("way_mixed_modules"))
         )
-    if not release.packages_proprietary:
+    if not any(release.id in source.releases for source in driver_catalogue.package_sources()):
         found.append(
             Violation("driver-packages", message("evidence_no_packages", release=release.name), message("way_no_packages"))
         )
@@ -246,6 +251,10 @@ def _branch(wanted: int | None, first: int | None, last: int | None) -> DriverBr
 
 def _pin_driver(request: Request, release: OsRelease, branch: DriverBranch, flavour: Flavour) -> _Driver | list[Violation]:
     wish = request.driver
+    source = driver_catalogue.package_source(release.id, branch.id)
+    if source is None:
+        evidence = message("evidence_no_packages_branch", release=release.name, branch=branch.id)
+        return [Violation("driver-packages", evidence, message("way_no_packages_branch"))]
     series = request.kernel or (release.kernel_series[0] if release.kernel_series else None)
     versions = (wish.version,) if wish is not None and wish.version else tuple(reversed(branch.validated or branch.versions))
     bad = {version: fact for version in versions if (fact := _kernel_fact(version, series, works=False))}
@@ -264,11 +273,10 @@ def _pin_driver(request: Request, release: OsRelease, branch: DriverBranch, flav
         warnings.append(message("warn_kernel_unproven", branch=branch.id, kernel=series or "?"))
     if wish is not None and wish.version and wish.version not in branch.versions:
         warnings.append(message("warn_driver_unseen", version=wish.version))
-    names = release.packages_open if flavour == "open" else release.packages_proprietary
-    if not release.packages_verified:
+    if not source.verified:
         warnings.append(message("warn_packages_unverified", release=release.name))
-    packages = tuple(name.format(branch=branch.id) for name in names)
-    return _Driver(branch.id, usable[0] if usable else None, flavour, packages, series, tuple(warnings))
+    packages = package_names(source, branch.id, flavour, request.kernel)
+    return _Driver(branch.id, usable[0] if usable else None, flavour, source, packages, series, tuple(warnings))
 
 
 def _kernel_fact(driver: str, kernel: str | None, *, works: bool) -> KernelFact | None:
@@ -550,7 +558,8 @@ def _stack(
     return Stack(
         gpu=gpu.id if gpu else None, gpu_count=len(group), tensor_parallel=degree, os_release=release.id,
         driver_branch=driver.branch if driver else None, driver_version=driver.version if driver else None,
-        module_flavour=driver.flavour if driver else None, driver_packages=driver.packages if driver else (),
+        module_flavour=driver.flavour if driver else None, driver_source=driver.source.id if driver else None,
+        driver_packages=driver.packages if driver else (),
         kernel_series=driver.kernel_series if driver else None, cuda_toolkit=engine.cuda_toolkit,
         engine=engine, engine_listed=listed, wheel_sha256=sha256, python=python, python_source=origin,
         quantisation=engine.quantisation_path.get(request.checkpoint.scheme, request.checkpoint.scheme),

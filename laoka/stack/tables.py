@@ -20,6 +20,7 @@ def stack_table(stack: Stack) -> dict[str, Any]:
         "driver_branch": stack.driver_branch,
         "driver_version": stack.driver_version,
         "module_flavour": stack.module_flavour,
+        "driver_source": stack.driver_source,
         "driver_packages": list(stack.driver_packages),
         "kernel_series": stack.kernel_series,
         "cuda_toolkit": stack.cuda_toolkit,

@@ -270,6 +270,14 @@ static nvml_return store_gpu(gpu_handle gpu, const char *name, unsigned value) {
 
 /* ---- library ------------------------------------------------------------------------------------------------------ */
 
+/* Whether /proc/driver/nvidia/version of the simulated host is there and names another version than this library's. */
+static int other_module_is_loaded(void) {
+    char path[512], text[512] = "";
+    beside_state(path, sizeof path, "proc/driver/nvidia/version");
+    append_file(path, text, sizeof text);
+    return *text && !strstr(text, "  " DRIVER_VERSION "  ");
+}
+
 EXPORT nvml_return nvmlInitWithFlags(unsigned flags) {
     struct state state;
     char loaded[64];
@@ -280,6 +288,8 @@ EXPORT nvml_return nvmlInitWithFlags(unsigned flags) {
     if (!host_number(&state, "driver_loaded", 1))
         return DRIVER_NOT_LOADED;
     if (find_value(&state, "loaded_module", loaded, sizeof loaded) && strcmp(loaded, DRIVER_VERSION))
+        return LIB_RM_VERSION_MISMATCH;
+    if (other_module_is_loaded())
         return LIB_RM_VERSION_MISMATCH;
     for (unsigned i = 0; i < MAX_GPUS; i++)
         gpus[i].index = i;

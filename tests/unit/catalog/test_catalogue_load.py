@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laoka.catalog.drivers import DriverBranch, KernelFact, OsRelease
+from laoka.catalog.drivers import DriverBranch, KernelFact, OsRelease, PackageSource
 from laoka.catalog.drivers import check as check_drivers
 from laoka.catalog.engines import Engine
 from laoka.catalog.engines import check as check_engines
@@ -179,9 +179,17 @@ def test_references_between_files() -> None:
     fact = KernelFact(**row(driver="999.1", kernel="6.8", works=True))  # type: ignore[arg-type]
     with pytest.raises(CatalogError, match="a branch that the catalogue does not have"):
         check_drivers((), (), (fact,))
-    release = OsRelease(**row(name="R", packages_proprietary=("nvidia-dkms-580-open",)))  # type: ignore[arg-type]
-    with pytest.raises(CatalogError, match="open module among the proprietary packages"):
-        check_drivers((), (release,), ())
+    release = OsRelease(**row(id="r", name="R"))  # type: ignore[arg-type]
+    names = {"name": "S", "releases": ("r",), "userspace": ("nvidia-utils",), "versioned": ("nvidia-*",)}
+    for change, said in (
+        ({"dkms": ("nvidia-dkms-580-open",)}, "open module among the proprietary packages"),
+        ({"dkms": ()}, "can't be empty"),
+        ({"dkms": ("d",), "releases": ("other",)}, "releases names other"),
+        ({"dkms": ("d",), "branches": ("999",)}, "branches names 999"),
+    ):
+        source = PackageSource(**row(**{**names, **change}))  # type: ignore[arg-type]
+        with pytest.raises(CatalogError, match=said):
+            check_drivers((), (release,), (), (source,))
     arch = Architecture(
         **row(
             id="a",

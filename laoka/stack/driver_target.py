@@ -1,0 +1,200 @@
+"""What driver a host is to have: branch, version, kernel and package names, by the catalogue; and the pins that keep it so. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from laoka.catalog import drivers as catalogue
+from laoka.catalog.drivers import KernelPackages, PackageSource
+from laoka.catalog.gpus import Flavour
+
+PIN_WANTED, PIN_PLAIN, PIN_NEVER = 1001, 500, -1
+# Metapackages that follow the newest branch, and modules that a card without a GSP does not work with (knowledge of
+# NVIDIA's and Ubuntu's archives: `cuda-drivers-580` pulled 590 and later, `-open` twins stand beside every module package).
+TRAPS = ("cuda", "cuda-[0-9]*", "cuda-drivers*", "cuda-runtime-*", "cuda-demo-suite-*", "nvidia-open*", "nvidia-driver-open*")
+OPEN = ("nvidia-*-open", "nvidia-*-open-*", "nvidia-open-*", "linux-modules-nvidia-*-open-*", "linux-objects-nvidia-*-open-*")
+PROPRIETARY = ("nvidia-dkms-*-server", "nvidia-kernel-dkms")
+# Whatever the driver's packages are called in any archive; what has a version of its own (nvidia-container-toolkit 1.17)
+# is told apart by that version.
+DRIVER_NAMES = ("nvidia-*", "libnvidia-*", "libcuda*", "xserver-xorg-video-nvidia*", "firmware-nvidia-*")
+KERNEL_MODULES = ("linux-modules-nvidia-*", "linux-objects-nvidia-*", "linux-signatures-nvidia-*")
+
+
+class TargetError(ValueError):
+    """What is asked for can't be installed by any source; the message is one line: what, why, what to do."""
+
+
+@dataclass(frozen=True)
+class DriverTarget:
+    """The driver that a host is to have.
+
+    `version` None: whichever version of the branch the archive has. `kernel` the release of the kernel that it is for,
+    6.8.0-124-generic.
+    """
+
+    source: PackageSource
+    branch: str
+    version: str | None
+    flavour: Flavour
+    kernel: str
+
+    @property
+    def version_glob(self) -> str:
+        """What versions of its packages look like to apt."""
+        return f"{self.branch}.*" if self.version is None else f"{self.version}*"
+
+    def fits(self, driver_version: str | None) -> bool:
+        """Whether a driver version (580.173.02, or a package's 580.173.02-0ubuntu1) is the wanted one."""
+        if driver_version is None:
+            return False
+        bare = upstream_version(driver_version)
+        return bare == self.version if self.version is not None else bare.split(".")[0] == self.branch
+
+    def packages(self, *, built: bool) -> tuple[str, ...]:
+        """Names to install, with modules that the archive built or with those that DKMS builds."""
+        modules = self.source.modules(self.flavour, built=built)
+        return _named((*modules, *self.source.libraries(self.flavour)), self.branch, self.kernel)
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """Names that have to be installed before."""
+        return _named(self.source.first, self.branch, self.kernel)
+
+    @property
+    def built_modules(self) -> tuple[str, ...]:
+        """Names of module packages that the archive may have built for the kernel; none when it builds none."""
+        return _named(self.source.modules(self.flavour, built=True), self.branch, self.kernel)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One stanza of apt's preferences; `why` is its explanation."""
+
+    why: str
+    packages: tuple[str, ...]
+    pin: str
+    priority: int
+
+
+def package_names(source: PackageSource, branch: str, flavour: Flavour, kernel: str | None) -> tuple[str, ...]:
+    """Names that a source has for a branch, its built modules first; `{kernel}` stays where the kernel is not known."""
+    modules = source.modules(flavour, built=True) or source.modules(flavour, built=False)
+    return _named((*source.first, *modules, *source.libraries(flavour)), branch, kernel)
+
+
+def _named(names: Iterable[str], branch: str, kernel: str | None) -> tuple[str, ...]:
+    return tuple(name.format(branch=branch, kernel=kernel or "{kernel}") for name in names)
+
+
+def upstream_version(version: str) -> str:
+    """580.173.02 of 580.173.02-0ubuntu0.24.04.1 (and of 1:580.173.02-1)."""
+    return version.partition(":")[2 if ":" in version else 0].partition("-")[0].partition("+")[0].partition("~")[0]
+
+
+def target_of(
+    release_id: str, branch: str, version: str | None, flavour: Flavour, kernel: str, source_id: str | None = None
+) -> DriverTarget:
+    """The target for a host.
+
+    Arguments: `release_id` ubuntu-24.04; `source_id` a package source to take instead of the release's preferred one.
+    Errors: TargetError for a source that is unknown, none that offers the branch, or one that no role installs from (dnf).
+    """
+    if source_id is None:
+        source = catalogue.package_source(release_id, branch)
+        if source is None:
+            row = catalogue.release(release_id)
+            known = sorted({b for s in catalogue.package_sources() if release_id in s.releases for b in s.branches})
+            if row is None or not any(row.id in s.releases for s in catalogue.package_sources()):
+                raise TargetError(f"no driver packages are known for {release_id}: Ubuntu 22.04 to 26.04 and Debian 12 and 13 have them")
+            if row.id != release_id:
+                return target_of(row.id, branch, version, flavour, kernel)
+            raise TargetError(f"no archive for {release_id} offers driver branch {branch} (known: {', '.join(known)}): set driver_branch")
+    else:
+        found = next((row for row in catalogue.package_sources() if row.id == source_id), None)
+        if found is None:
+            names = ", ".join(row.id for row in catalogue.package_sources() if row.system == "apt")
+            raise TargetError(f"driver_source {source_id!r} is not in the catalogue; there are: {names}")
+        if found.branches and branch not in found.branches:
+            raise TargetError(f"driver_source {source_id} offers branches {', '.join(found.branches)}, not {branch}")
+        source = found
+    if source.system != "apt":
+        names = ", ".join(package_names(source, branch, flavour, kernel))
+        raise TargetError(
+            f"laoka installs drivers with apt only: {source.name} is for the RHEL family ({names} by name). "
+            "Install and lock it by hand (dnf versionlock), or reinstall the host with Ubuntu 24.04"
+        )
+    if version is not None and not version.startswith(f"{branch}."):
+        raise TargetError(f"driver version {version} is not of branch {branch}")
+    return DriverTarget(source, branch, version, flavour, kernel)
+
+
+def newer_branches(branch: str) -> tuple[str, ...]:
+    """Globs of versions of every branch after this one, up to 999: 58[1-9].*, 59[0-9].*, [6-9][0-9][0-9].*"""
+    hundreds, tens, ones = branch
+    found = [f"{hundreds}{tens}[{int(ones) + 1}-9].*"] if ones != "9" else []
+    found += [f"{hundreds}[{int(tens) + 1}-9][0-9].*"] if tens != "9" else []
+    found += [f"[{int(hundreds) + 1}-9][0-9][0-9].*"] if hundreds != "9" else []
+    return tuple(found)
+
+
+def driver_pins(target: DriverTarget) -> tuple[Pin, ...]:
+    """Stanzas that keep a driver where it is; apt takes the first one that fits a package's version."""
+    versioned = _named(target.source.versioned, target.branch, target.kernel)
+    forbidden = OPEN if target.flavour == "proprietary" else PROPRIETARY
+    wanted = tuple(name for name in versioned if not (target.flavour == "proprietary" and name.endswith("-open")))
+    by_kernel = _named(target.source.kernel_modules, target.branch, target.kernel)
+    pins = [Pin("what never comes: metapackages that follow the newest branch, modules that do not drive the card", TRAPS, "release *", PIN_NEVER)]
+    pins.append(Pin("modules of the other kind", forbidden, "release *", PIN_NEVER))
+    pins.append(Pin("the wanted driver, by version, from whatever archive", wanted, f"version {target.version_glob}", PIN_WANTED))
+    pins.append(
+        Pin("every other version of these (a transitional package moves the branch behind its name)", wanted, "release *", PIN_NEVER)
+    )
+    pins += [
+        Pin("later branches, under any name that they have or will have", DRIVER_NAMES, f"version {glob}", PIN_NEVER)
+        for glob in newer_branches(target.branch)
+    ]
+    if by_kernel:
+        kept = tuple(name for name in by_kernel if "-open-" not in name or target.flavour == "open")
+        pins.append(Pin("modules built for the pinned kernel", kept, "release *", PIN_PLAIN))
+    pins.append(Pin("modules for other kernels, and names that follow the newest kernel", KERNEL_MODULES, "release *", PIN_NEVER))
+    return tuple(pins)
+
+
+def kernel_pins(row: KernelPackages) -> tuple[Pin, ...]:
+    """Stanzas that keep names away which follow the newest kernel."""
+    return (Pin("names that follow the newest kernel: it moves by a deploy only", row.metas, "release *", PIN_NEVER),)
+
+
+def kernel_names(row: KernelPackages, kernel: str) -> tuple[str, ...]:
+    """Names of a kernel's packages, those that are optional left out."""
+    return _named(row.packages, "", kernel)
+
+
+def optional_names(row: KernelPackages, kernel: str) -> tuple[str, ...]:
+    """Names of a kernel's packages that not every archive has."""
+    return _named(row.optional, "", kernel)
+
+
+# unattended-upgrades reads regular expressions that match from the start of a name.
+BLACKLIST = (
+    "nvidia", "libnvidia", "libcuda", "cuda", "xserver-xorg-video-nvidia", "firmware-nvidia", "linux-image", "linux-headers",
+    "linux-modules", "linux-objects", "linux-signatures", "linux-generic", "linux-virtual", "linux-lowlatency",
+)  # fmt: skip
+
+
+def upgrade_blacklist(target: DriverTarget) -> str:
+    """unattended-upgrades settings that keep it off the driver and the kernel, and from rebooting."""
+    lines = "".join(f'  "{pattern}";\n' for pattern in BLACKLIST)
+    return (
+        f"// laoka: driver branch {target.branch} and its kernel move only by a deploy. Do not edit: laoka rewrites it.\n"
+        f"Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
+        'Unattended-Upgrade::Automatic-Reboot "false";\n'
+    )
+
+
+def belongs(name: str) -> bool:
+    """Whether a package is of a driver or its modules, by its name: what is held, and kept for the way back."""
+    ours = r"(lib)?nvidia-(?!container)|libcuda|linux-(modules|objects|signatures)-nvidia-|xserver-xorg-video-nvidia|firmware-nvidia-"
+    return re.match(ours, name) is not None
