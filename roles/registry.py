@@ -5,11 +5,10 @@ from __future__ import annotations
 from roles.base.deploy import BaseSettings
 from roles.cuda.deploy import CudaSettings
 from roles.dflash2.deploy import SpeculativeSettings
-from roles.driver.deploy import DriverSettings
+from roles.driver.settings import DriverSettings
 from roles.engine.deploy import EngineSettings
 from roles.firmware.deploy import FirmwareSettings
 from roles.gateway.deploy import GatewaySettings
-from roles.kernel.deploy import KernelSettings
 from roles.model.deploy import ModelSettings
 from roles.monitoring.deploy import MonitoringSettings
 from roles.plan import PlanSettings
@@ -19,6 +18,6 @@ from roles.settings import RoleSettings
 from roles.watchdog.deploy import WatchdogSettings
 
 ALL_SETTINGS: tuple[type[RoleSettings], ...] = (
-    BaseSettings, FirmwareSettings, KernelSettings, DriverSettings, CudaSettings, EngineSettings, SpeculativeSettings,
+    BaseSettings, FirmwareSettings, DriverSettings, CudaSettings, EngineSettings, SpeculativeSettings,
     ModelSettings, ServeSettings, GatewaySettings, WatchdogSettings, MonitoringSettings, PowerSettings, PlanSettings,
 )  # fmt: skip

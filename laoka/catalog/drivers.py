@@ -204,6 +204,12 @@ def package_source(release_id: str, branch: str) -> PackageSource | None:
     return next((source for source in package_sources() if source.offers(release_id, branch)), None)
 
 
+@cache
+def all_kernel_packages() -> tuple[KernelPackages, ...]:
+    """What kernels consist of, everywhere. Errors: CatalogError."""
+    return load(FILE, "kernel_packages", KernelPackages)
+
+
 def kernel_packages(release_id: str) -> KernelPackages | None:
     """What a kernel consists of on a release, or None."""
-    return next((row for row in load(FILE, "kernel_packages", KernelPackages) if release_id in row.releases), None)
+    return next((row for row in all_kernel_packages() if release_id in row.releases), None)

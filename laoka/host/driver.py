@@ -28,6 +28,7 @@ class ModuleOnDisk:
     version: str | None
     flavour: Flavour | None = None
     signed: bool = False
+    signer: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,9 @@ def read_modinfo(text: str) -> tuple[ModuleOnDisk, ...]:
         flavour: Flavour | None = None
         if licence:
             flavour = "proprietary" if licence.strip() == "NVIDIA" else "open"
-        found.append(ModuleOnDisk(kernel, fields.get("version"), flavour, bool(fields.get("signer"))))
+        found.append(
+            ModuleOnDisk(kernel, fields.get("version"), flavour, bool(fields.get("signer")), fields.get("signer", "").strip())
+        )
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from laoka import checks
 from laoka.catalog.messages import Language
 from laoka.checks.finding import Finding
 from laoka.facts.report import Report
-from laoka.operations.steps import refusal
+from laoka.operations.refusal import refusal
 
 
 def refusal_lines(name: str, findings: Iterable[Finding], lang: Language) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
@@ -18,15 +18,12 @@ from laoka.facts.system import (
     UnitFiles,
     UnitRuns,
 )
+from laoka.operations.apt import wait_for_apt
+from laoka.operations.refusal import refusal
 from laoka.serving.unit_config import STAMPS as STAMPS
 from laoka.serving.unit_config import config_hash_command, stamp_of
 
 Commands = Generator[str | StringCommand, None, None]
-
-
-def refusal(lines: Sequence[str]) -> str:
-    """A command that prints `lines` to stderr and fails: pyinfra then drops this host, and only this one."""
-    return f"printf '%s\\n' {' '.join(shlex.quote(line) for line in lines)} >&2; exit 1"
 
 
 @operation()
@@ -100,6 +97,7 @@ def apt_hold(packages: list[str], certain: list[str]) -> Commands:
 def apt_update_when_stale() -> Commands:
     """Refresh apt's lists when they are older than a day or than the sources; waits for apt's lock."""
     if host.get_fact(AptListsStale):
+        yield from wait_for_apt()
         yield "apt-get -o DPkg::Lock::Timeout=300 -q update && touch /var/lib/apt/lists/laoka-updated"
     else:
         host.noop("apt's lists are fresh")
@@ -112,6 +110,7 @@ def apt_install(packages: list[str]) -> Commands:
     if not missing:
         host.noop("all installed")
         return
+    yield from wait_for_apt()
     names = " ".join(shlex.quote(name) for name in missing)
     yield (
         "DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold "

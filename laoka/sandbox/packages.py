@@ -433,12 +433,13 @@ def _kernels() -> tuple[Package, ...]:
     for release, meta in KERNELS.items():
         version, full = meta.split("~")[0], f"{release}-generic"
         notice = PackedFile(NOTICE.encode())
-        scripts = {
-            name: _KERNEL_SCRIPT.replace("@KERNEL@", full).replace("@HOOKS@", name) for name in ("postinst", "postrm")
-        }
+        scripts = {name: _KERNEL_SCRIPT.replace("@KERNEL@", full).replace("@HOOKS@", name) for name in ("postinst", "postrm")}
         packages += [
             Package(
-                f"linux-modules-{full}", version, f"modules of kernel {full}", files={f"/lib/modules/{full}/kernel/stand-in": notice}
+                f"linux-modules-{full}",
+                version,
+                f"modules of kernel {full}",
+                files={f"/lib/modules/{full}/kernel/stand-in": notice},
             ),
             Package(
                 f"linux-image-{full}",

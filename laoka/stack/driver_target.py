@@ -1,25 +1,32 @@
-"""What driver a host is to have: branch, version, kernel and package names, by the catalogue; and the pins that keep it so. Pure."""
+"""What driver a host is to have: branch, version, kernel and package names, by the catalogue; the pins that keep it so. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
 from laoka.catalog import drivers as catalogue
 from laoka.catalog.drivers import KernelPackages, PackageSource
 from laoka.catalog.gpus import Flavour
+from laoka.stack.request import Card, DriverWish
 
 PIN_WANTED, PIN_PLAIN, PIN_NEVER = 1001, 500, -1
-# Metapackages that follow the newest branch, and modules that a card without a GSP does not work with (knowledge of
-# NVIDIA's and Ubuntu's archives: `cuda-drivers-580` pulled 590 and later, `-open` twins stand beside every module package).
-TRAPS = ("cuda", "cuda-[0-9]*", "cuda-drivers*", "cuda-runtime-*", "cuda-demo-suite-*", "nvidia-open*", "nvidia-driver-open*")
-OPEN = ("nvidia-*-open", "nvidia-*-open-*", "nvidia-open-*", "linux-modules-nvidia-*-open-*", "linux-objects-nvidia-*-open-*")
+# Globs are few on purpose. apt tries each on every name of its archives at every start: fifty of them over Debian's 60,000 names
+# cost it 2 s on a slow host, and regular expressions, which it compiles each time, half a minute. Plain names cost nothing.
+# Metapackages that follow the newest branch (`cuda-drivers-580` pulled 590 and later), and modules that a card without a GSP
+# does not work with (twins with `-open` in their names stand beside every module package).
+TRAPS = ("cuda", "cuda-[0-9]*", "cuda-drivers*")
+OPEN = ("nvidia-open", "nvidia-open-*", "nvidia-*-open", "nvidia-*-open-*")
 PROPRIETARY = ("nvidia-dkms-*-server", "nvidia-kernel-dkms")
 # Whatever the driver's packages are called in any archive; what has a version of its own (nvidia-container-toolkit 1.17)
 # is told apart by that version.
-DRIVER_NAMES = ("nvidia-*", "libnvidia-*", "libcuda*", "xserver-xorg-video-nvidia*", "firmware-nvidia-*")
+DRIVER_NAMES = ("nvidia-*", "libnvidia-*", "libcuda1", "libcudadebugger1", "xserver-xorg-video-nvidia", "firmware-nvidia-gsp")
 KERNEL_MODULES = ("linux-modules-nvidia-*", "linux-objects-nvidia-*", "linux-signatures-nvidia-*")
+# Objects and signatures come only as dependencies of these.
+BUILT_MODULES = ("linux-modules-nvidia-*",)
 
 
 class TargetError(ValueError):
@@ -107,10 +114,14 @@ def target_of(
             row = catalogue.release(release_id)
             known = sorted({b for s in catalogue.package_sources() if release_id in s.releases for b in s.branches})
             if row is None or not any(row.id in s.releases for s in catalogue.package_sources()):
-                raise TargetError(f"no driver packages are known for {release_id}: Ubuntu 22.04 to 26.04 and Debian 12 and 13 have them")
+                raise TargetError(
+                    f"no driver packages are known for {release_id}: Ubuntu 22.04 to 26.04 and Debian 12 and 13 have them"
+                )
             if row.id != release_id:
                 return target_of(row.id, branch, version, flavour, kernel)
-            raise TargetError(f"no archive for {release_id} offers driver branch {branch} (known: {', '.join(known)}): set driver_branch")
+            raise TargetError(
+                f"no archive for {release_id} offers driver branch {branch} (known: {', '.join(known)}): set driver_branch"
+            )
     else:
         found = next((row for row in catalogue.package_sources() if row.id == source_id), None)
         if found is None:
@@ -130,41 +141,110 @@ def target_of(
     return DriverTarget(source, branch, version, flavour, kernel)
 
 
-def newer_branches(branch: str) -> tuple[str, ...]:
-    """Globs of versions of every branch after this one, up to 999: 58[1-9].*, 59[0-9].*, [6-9][0-9][0-9].*"""
-    hundreds, tens, ones = branch
-    found = [f"{hundreds}{tens}[{int(ones) + 1}-9].*"] if ones != "9" else []
-    found += [f"{hundreds}[{int(tens) + 1}-9][0-9].*"] if tens != "9" else []
-    found += [f"[{int(hundreds) + 1}-9][0-9][0-9].*"] if hundreds != "9" else []
-    return tuple(found)
+def target_from_lock(stack: Mapping[str, Any], release_id: str, kernel: str, source_id: str | None = None) -> DriverTarget | None:
+    """The target that a lock fixes for a host; None when its stack has no driver (an engine for CPU).
+
+    Arguments: `release_id` and `kernel` what the host runs (or is to run). Errors: TargetError, also when the lock is for another
+    release than the host has.
+    """
+    if "driver_branch" not in stack:
+        return None
+    row = catalogue.release(release_id)
+    if source_id is None and (row.id if row else release_id) != stack.get("os_release"):
+        raise TargetError(f"the host is {release_id}, its lock is for {stack.get('os_release')}: correct os_release and lock again")
+    source = source_id or stack.get("driver_source")
+    return target_of(release_id, stack["driver_branch"], stack.get("driver_version"), stack["module_flavour"], kernel, source)
+
+
+def wished_driver(cards: Sequence[Card], wish: DriverWish | None) -> tuple[str, str | None, Flavour]:
+    """(branch, version, flavour) for a host without a lock: what was wished for, or the newest maintained branch for its cards.
+
+    Errors: TargetError when the branch does not drive a card, or the cards need different modules.
+    """
+    gpus = [card.gpu for card in cards if card.gpu is not None]
+    flavours = set.intersection(*(set(gpu.module_flavours) for gpu in gpus)) if gpus else {"proprietary"}
+    if not flavours:
+        raise TargetError("these cards need different kernel modules, and a host runs one: put them into different hosts")
+    last = min((gpu.last_driver_branch for gpu in gpus if gpu.last_driver_branch is not None), default=None)
+    first = max((gpu.first_driver_branch for gpu in gpus if gpu.first_driver_branch is not None), default=None)
+    branch = wish.branch if wish is not None else None
+    if wish is not None and branch is None:
+        raise TargetError(f"driver {wish.text!r} names no branch: write 580")
+    rows = [row for row in catalogue.branches() if not row.ended and row.validated]
+    fitting = [row for row in rows if (last is None or row.number <= last) and (first is None or row.number >= first)]
+    if branch is None:
+        if not fitting:
+            raise TargetError("no maintained driver branch drives all cards of this host")
+        branch = max(fitting, key=lambda row: (row.kind == "LTS", row.number)).id
+    if last is not None and int(branch) > last:
+        name = next(gpu.name for gpu in gpus if gpu.last_driver_branch == last)
+        raise TargetError(f"driver branch {branch} does not drive {name}: {last} is the last one that does")
+    if first is not None and int(branch) < first:
+        name = next(gpu.name for gpu in gpus if gpu.first_driver_branch == first)
+        raise TargetError(f"driver branch {branch} is older than {name}: {first} is the first one that drives it")
+    opened = wish is not None and wish.open
+    if opened and "open" not in flavours:
+        raise TargetError("an open kernel module does not drive these cards: they have no GSP")
+    flavour: Flavour = "open" if opened or flavours == {"open"} else "proprietary"
+    return branch, wish.version if wish is not None else None, flavour
+
+
+def newer_branches(branch: str) -> str:
+    """A regular expression, as apt takes it, for versions of every branch after this one.
+
+    580 -> /^(58[1-9]|5[9-9][0-9]|[6-9][0-9][0-9])\\./ It has to be one: apt knows no character classes in a version's glob, and takes it for a prefix.
+    """
+    hundreds, tens, ones = (int(digit) for digit in (branch[0], branch[1], branch[2]))
+    found = [f"{hundreds}{tens}[{ones + 1}-9]"] if ones < 9 else []
+    found += [f"{hundreds}[{tens + 1}-9][0-9]"] if tens < 9 else []
+    found += [f"[{hundreds + 1}-9][0-9][0-9]"] if hundreds < 9 else []
+    return f"/^({'|'.join(found)})\\./" if found else "/^$/"
 
 
 def driver_pins(target: DriverTarget) -> tuple[Pin, ...]:
     """Stanzas that keep a driver where it is; apt takes the first one that fits a package's version."""
     versioned = _named(target.source.versioned, target.branch, target.kernel)
     forbidden = OPEN if target.flavour == "proprietary" else PROPRIETARY
-    wanted = tuple(name for name in versioned if not (target.flavour == "proprietary" and name.endswith("-open")))
+    wanted = tuple(name for name in versioned if target.flavour == "open" or not any(fnmatchcase(name, glob) for glob in OPEN))
     by_kernel = _named(target.source.kernel_modules, target.branch, target.kernel)
-    pins = [Pin("what never comes: metapackages that follow the newest branch, modules that do not drive the card", TRAPS, "release *", PIN_NEVER)]
+    # NVIDIA's pinning package has a version of its own, 580-1, under a name that the globs below have too.
+    pins = [Pin("what has to be there first", target.first, "release *", PIN_PLAIN)] if target.first else []
+    pins += [
+        Pin(
+            "what never comes: metapackages that follow the newest branch, modules that do not drive the card",
+            TRAPS,
+            "release *",
+            PIN_NEVER,
+        )
+    ]
     pins.append(Pin("modules of the other kind", forbidden, "release *", PIN_NEVER))
     pins.append(Pin("the wanted driver, by version, from whatever archive", wanted, f"version {target.version_glob}", PIN_WANTED))
     pins.append(
-        Pin("every other version of these (a transitional package moves the branch behind its name)", wanted, "release *", PIN_NEVER)
+        Pin(
+            "every other version of these (a transitional package moves the branch behind its name)", wanted, "release *", PIN_NEVER
+        )
     )
-    pins += [
-        Pin("later branches, under any name that they have or will have", DRIVER_NAMES, f"version {glob}", PIN_NEVER)
-        for glob in newer_branches(target.branch)
-    ]
+    later = f"version {newer_branches(target.branch)}"
+    pins.append(Pin("later branches, under any name that they have or will have", DRIVER_NAMES, later, PIN_NEVER))
     if by_kernel:
         kept = tuple(name for name in by_kernel if "-open-" not in name or target.flavour == "open")
         pins.append(Pin("modules built for the pinned kernel", kept, "release *", PIN_PLAIN))
-    pins.append(Pin("modules for other kernels, and names that follow the newest kernel", KERNEL_MODULES, "release *", PIN_NEVER))
+    pins.append(Pin("modules for other kernels, and names that follow the newest kernel", BUILT_MODULES, "release *", PIN_NEVER))
     return tuple(pins)
 
 
-def kernel_pins(row: KernelPackages) -> tuple[Pin, ...]:
-    """Stanzas that keep names away which follow the newest kernel."""
-    return (Pin("names that follow the newest kernel: it moves by a deploy only", row.metas, "release *", PIN_NEVER),)
+def kernel_pins() -> tuple[Pin, ...]:
+    """Stanzas that keep names away which follow the newest kernel, those of every distribution."""
+    metas = tuple(dict.fromkeys(name for row in catalogue.all_kernel_packages() for name in row.metas))
+    return (Pin("names that follow the newest kernel: it moves by a deploy only", metas, "release *", PIN_NEVER),)
+
+
+def preferences(pins: Iterable[Pin], what: str = "") -> str:
+    """Pins as a file of apt's preferences; `what` says in its first line what it keeps."""
+    head = f"# laoka: {what}. Do not edit: laoka rewrites it.\n\n" if what else ""
+    return head + "\n".join(
+        f"Explanation: {pin.why}\nPackage: {' '.join(pin.packages)}\nPin: {pin.pin}\nPin-Priority: {pin.priority}\n" for pin in pins
+    )
 
 
 def kernel_names(row: KernelPackages, kernel: str) -> tuple[str, ...]:
@@ -196,5 +276,7 @@ def upgrade_blacklist(target: DriverTarget) -> str:
 
 def belongs(name: str) -> bool:
     """Whether a package is of a driver or its modules, by its name: what is held, and kept for the way back."""
-    ours = r"(lib)?nvidia-(?!container)|libcuda|linux-(modules|objects|signatures)-nvidia-|xserver-xorg-video-nvidia|firmware-nvidia-"
+    ours = (
+        r"(lib)?nvidia-(?!container)|libcuda|linux-(modules|objects|signatures)-nvidia-|xserver-xorg-video-nvidia|firmware-nvidia-"
+    )
     return re.match(ours, name) is not None

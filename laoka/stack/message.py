@@ -9,7 +9,7 @@ from laoka.catalog.messages import Language, text
 
 @dataclass(frozen=True)
 class Message:
-    """A message of catalog/messages/stack.toml and what fills it in."""
+    """A message of catalog/messages/stack.toml (or, with its area before a dot, of another file) and what fills it in."""
 
     key: str
     values: tuple[tuple[str, object], ...] = ()
@@ -18,7 +18,7 @@ class Message:
         """The message in a language."""
         # A message may carry others: they are said in the same language.
         values = {name: value.say(lang) if isinstance(value, Message) else value for name, value in self.values}
-        return text(f"stack.{self.key}", lang, **values)
+        return text(self.key if "." in self.key else f"stack.{self.key}", lang, **values)
 
 
 def message(key: str, **values: object) -> Message:

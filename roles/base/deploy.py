@@ -43,6 +43,8 @@ class BaseSettings(RoleSettings):
     """Mirror of the Python package index; None keeps pip's own settings."""
     pip_cache_dir: str | None = None
     """Where pip keeps downloads on the host; None keeps pip's own place."""
+    apt_lock_wait_s: int = 300
+    """How long apt may be busy on the host before a run gives up, in seconds."""
     apt_sources: dict[str, str] = {}
     """Extra one-line apt sources by file name, such as {"local": "deb [trusted=yes] file:///srv/debs ./"}."""
 

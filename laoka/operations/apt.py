@@ -1,0 +1,42 @@
+"""apt on a host that others use too: its lock is waited for in words, and a wait that ends in vain fails clearly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+
+from pyinfra.context import host, state
+
+from laoka.catalog.messages import Language, text
+from laoka.facts.driver import AptLockHolders
+from laoka.operations.refusal import refusal
+
+LOCK_WAIT_S = 300
+_POLL_S = 3
+_TELL_S = 30
+
+
+def wait_for_apt(lang: Language = "en") -> Generator[str, None, None]:
+    """Wait until nobody holds a lock of apt or dpkg, telling who does; yields a command that fails when that takes too long.
+
+    How long is `apt_lock_wait_s` of the inventory, 300 s without it. In a dry run nothing is waited for.
+    """
+    if not state.is_executing:
+        return
+    wait_s = int(host.data.get("apt_lock_wait_s", LOCK_WAIT_S))
+    begun = time.monotonic()
+    told = -1.0
+    while True:
+        holders = host.get_fact(AptLockHolders)
+        if not holders:
+            return
+        first, waited = holders[0], time.monotonic() - begun
+        values = {"pid": first.pid, "name": first.name, "path": first.path}
+        if waited >= wait_s:
+            line = text("driver.apt_still_busy", lang, waited_s=int(waited), **values)
+            yield refusal([f"{host.name}: {line}"])
+            return
+        if told < 0 or waited - told >= _TELL_S:
+            host.log(text("driver.apt_busy", lang, left_s=int(wait_s - waited), **values))
+            told = waited
+        time.sleep(min(_POLL_S, max(0.2, wait_s - waited)))

@@ -1,0 +1,420 @@
+"""A driver change on one host after the other: fetch, drain, install, prove, reboot if that is needed and allowed, prove again,
+start again; and the way back when anything on that way is not as it has to be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyinfra.api.command import FunctionCommand, PyinfraCommand
+from pyinfra.api.host import Host
+from pyinfra.api.operation import operation
+from pyinfra.api.state import State
+from pyinfra.context import host, state
+
+from laoka.catalog.messages import Language, text
+from laoka.facts.driver import FOLDER, AptRoom, AptSimulations, BootId, ChangeJournal, EnrolledKeys, HostBasics, Said
+from laoka.facts.report import Report
+from laoka.host.unread import Unread
+from laoka.operations import driver_commands as commands
+from laoka.operations.apt import wait_for_apt
+from laoka.operations.refusal import refusal
+from laoka.stack.driver_change import (
+    Change,
+    DriverState,
+    Journal,
+    Offer,
+    boot_kernel,
+    grub_entry,
+    known_bad,
+    moved,
+    plan_change,
+    state_of,
+    unfinished,
+    unready,
+)
+from laoka.stack.driver_target import DriverTarget
+from laoka.stack.message import Message, message
+
+Steps = Generator[str | PyinfraCommand, None, None]
+APT_DEADLINE_S = 3600
+START_DEADLINE_S = 1800
+# Room beyond what apt asks for: DKMS builds in /var/lib/dkms, and an initramfs is made anew.
+MARGIN_BYTES, BUILD_BYTES = 300 * 10**6, 1200 * 10**6
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a change is to go.
+
+    `reboot` "allowed", "never", or "ask": then pyinfra's own --yes is the permission. `preferences` the text of the pins, so
+    that a plan made before they are written reckons with them.
+    """
+
+    target: DriverTarget
+    expected_gpus: int
+    preferences: str
+    reboot: str
+    reboot_deadline_s: int
+    drain_deadline_s: int
+    metrics_url: str
+    lang: Language
+
+
+class Unplannable(Exception):
+    """The host's state could not be read; the message says what."""
+
+
+def _say(key: str, lang: Language, **values: object) -> None:
+    host.log(text(f"driver.{key}", lang, **values))
+
+
+def _step(key: str, lang: Language, **values: object) -> None:
+    _say("step", lang, what=text(f"driver.{key}", lang, **values))
+
+
+def _words(messages: Iterable[Message], lang: Language) -> str:
+    return "; ".join(item.say(lang) for item in messages)
+
+
+def look() -> DriverState:
+    """The driver's state as it is now. Errors: Unplannable when something that decides could not be read."""
+    report = host.get_fact(Report)
+    found = state_of(report, host.get_fact(EnrolledKeys))
+    if isinstance(found, Unread):
+        raise Unplannable(found.reason)
+    return found
+
+
+def plan(wish: Wish) -> tuple[Change | None, DriverState, Journal]:
+    """The plan for this host by what it is now. Errors: Unplannable."""
+    now = look()
+    journal = host.get_fact(ChangeJournal)
+    target = wish.target
+    plain = plan_change(now, target, Offer(), journal)
+    if plain is None or not plain.install:
+        return plain, now, journal
+    ask = ["install", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages"]
+    # apt simulates with the pins of this run, whether they are written yet or not.
+    requests = {
+        label: [*ask, *target.packages(built=built), *(f"{name}-" for name in plain.remove)]
+        for label, built in (("built", True), ("dkms", False))
+    }
+    answers = host.get_fact(AptSimulations, requests=requests, preferences=wish.preferences)
+    offer = Offer(**{label: answers[label] for label in ("built", "dkms") if label in answers})
+    return plan_change(now, target, offer, journal), now, journal
+
+
+@operation()
+def driver_gate(wish: Wish) -> Steps:
+    """Tell the plan, and refuse a host where it can't be carried out, before anything is changed or stopped.
+
+    In a dry run it only tells: the sources that the packages come from may be among what the run would set up.
+    """
+    yield from wait_for_apt(wish.lang)  # a step that a killed run left may still be at work
+    try:
+        change, _, _ = plan(wish)
+    except Unplannable as error:
+        yield _refuse(message("driver.unread", reason=str(error)), wish.lang)
+        return
+    if change is None:
+        host.noop("the driver is as wanted")
+        return
+    for line in change.lines():
+        host.log(line.say(wish.lang))
+    if not state.is_executing:
+        return
+    why = _against(change, wish)
+    if why is None and change.install:
+        room = host.get_fact(AptRoom, packages=change.install)
+        need = (room.needs or 0) + MARGIN_BYTES + (0 if change.built else BUILD_BYTES)
+        if room.free < need:
+            why = message("driver.no_space", free_mb=room.free // 10**6, need_mb=need // 10**6, path=FOLDER)
+    if why is not None:
+        yield _refuse(why, wish.lang)
+
+
+def _refuse(why: Message, lang: Language) -> str:
+    return refusal([text("driver.refused", lang, host=host.name, why=why.say(lang))])
+
+
+def _against(change: Change, wish: Wish) -> Message | None:
+    """Why a change can't be begun."""
+    target = wish.target
+    bad = known_bad(change.version, target.kernel)
+    if bad is not None:
+        return message("driver.known_bad", version=change.version, kernel=target.kernel, source=bad)
+    if change.refused:
+        way = message("driver.way_apt", repository=target.source.repository or target.source.name, name=change.install[-1])
+        said = message("driver.apt_refuses", names=", ".join(change.install), said=change.refused)
+        return Message("driver.both", (("first", said), ("second", way)))
+    if change.reboots and not _may_reboot(wish):
+        return message("driver.reboot_needed")
+    return None
+
+
+def _may_reboot(wish: Wish) -> bool:
+    """Whether a reboot is permitted. pyinfra looks for changes first, and asks, unless it was given --yes."""
+    asks: bool = state.should_check_for_changes()  # type: ignore[no-untyped-call]
+    return wish.reboot == "allowed" or (wish.reboot == "ask" and not asks)
+
+
+@operation()
+def driver_stage(wish: Wish) -> Steps:
+    """Fetch what the change and the way back need, on all hosts at once, while they go on serving."""
+    try:
+        change, _, _ = plan(wish)
+    except Unplannable as error:
+        yield _refuse(message("driver.unread", reason=str(error)), wish.lang)
+        return
+    if change is None or not change.install:
+        host.noop("nothing to fetch")
+        return
+    yield from wait_for_apt(wish.lang)
+    fetch = commands.step("stage", *wish.target.first, *change.install)
+    yield commands.quietly(fetch, text("driver.stage_failed", wish.lang), f"{FOLDER}/stage.log")
+
+
+@operation()
+def driver_change(wish: Wish) -> Steps:
+    """Change the driver; call it with _serial=True, so that one host is changed at a time.
+
+    A host that fails here stops the rollout: the hosts after it are left as they are. Nothing happens where all is as wanted.
+    """
+    try:
+        change, before, journal = plan(wish)
+    except Unplannable as error:
+        yield _refuse(message("driver.unread", reason=str(error)), wish.lang)
+        return
+    if change is None:
+        host.noop("the driver is as wanted")
+        return
+    failed = _failed_before()
+    if failed is not None:
+        yield _refuse(message("driver.rollout_stopped", failed=failed), wish.lang)
+        return
+    if not change.install and change.activation == "none" and not journal.begun and not journal.stopped:
+        yield commands.step("hold")
+        return
+    yield from wait_for_apt(wish.lang)
+    yield commands.step("begin")
+    if change.activation in ("reload", "reboot") or change.install:
+        _step("doing_drain", wish.lang, deadline_s=wish.drain_deadline_s)
+        yield commands.step("drain", wish.metrics_url, str(wish.drain_deadline_s))
+    if change.install:
+        _step("doing_apt", wish.lang)
+        yield commands.step_as_unit(APT_DEADLINE_S, *commands.install(wish.target.first, change.install, change.remove))
+        status, said = host.get_fact(Said, step="install")
+        why = _unproven(wish)
+        if status != 0 and why is None:
+            why = message("driver.apt_failed", said=_last(said))
+        elif status != 0 and why is not None:
+            why = Message("driver.both", (("first", why), ("second", message("driver.apt_failed", said=_last(said)))))
+        if why is not None:
+            yield from _go_back(wish, before, Message("driver.both", (("first", why), ("second", message("driver.no_reboot")))))
+            return
+    else:
+        yield commands.step("hold")
+        why = _unproven(wish)
+        if why is not None:
+            yield from _go_back(wish, before, why)
+            return
+    yield from _pin(wish)
+    why = yield from _activate(wish)
+    if why is None:
+        why = _unserving(wish)
+    if why is None:
+        why = yield from _start(wish)
+    if why is not None:
+        yield from _go_back(wish, before, why)
+        return
+    now = look()
+    yield commands.step("finish", f"driver {now.loaded} on {now.running_kernel}, was {before.loaded or 'none'}")
+    _say("done", wish.lang, version=now.loaded, kernel=now.running_kernel, gpus=now.gpus)
+
+
+def _last(said: str) -> str:
+    """The line of a log that tells most: an error of DKMS, dpkg or apt, else its last one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("Error!", "E: ", "dpkg: error", "modprobe: ", "rmmod: "))]
+    return "; ".join((told or lines)[-3:])[:400] or "?"
+
+
+def _unproven(wish: Wish) -> Message | None:
+    """Why the wanted module would not run after the next boot."""
+    found = unready(look(), wish.target)
+    return message("driver.all", all=_words(found, wish.lang)) if found else None
+
+
+def _unserving(wish: Wish) -> Message | None:
+    """Why the wanted driver does not run now."""
+    found = unfinished(look(), wish.target, wish.expected_gpus)
+    return message("driver.all", all=_words(found, wish.lang)) if found else None
+
+
+def _pin(wish: Wish) -> Steps:
+    """The boot loader's default, after the module was proven and before any reboot."""
+    report = host.get_fact(Report)
+    menu = report.kernel.menu
+    entry = None if isinstance(menu, Unread) else grub_entry(menu, wish.target.kernel)
+    if entry is not None and report.kernel.grub_default != entry:
+        yield commands.step("boot", entry)
+
+
+def _activate(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | None]:
+    """Have the module that is on disk run: load it, change it for the old one, or reboot. Returns why it could not be, or None."""
+    now = look()
+    target = wish.target
+    if now.running_kernel == target.kernel and not now.nouveau:
+        if now.loaded is not None and now.loaded == now.module(target.kernel) and now.loaded_open == (target.flavour == "open"):
+            return None
+        _step("doing_reload", wish.lang)
+        yield commands.step_as_unit(120, "load")
+        status, said = host.get_fact(Said, step="load")
+        if status == 0:
+            return None
+        if status != 3:
+            return message("driver.load_failed", said=_last(said))
+        if not _may_reboot(wish):
+            return message("driver.module_held", said=_last(said))
+    elif not _may_reboot(wish):
+        return message("driver.reboot_needed")
+    return (yield from _reboot(wish))
+
+
+def _reboot(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | None]:
+    _step("doing_reboot", wish.lang, deadline_s=wish.reboot_deadline_s)
+    boot = host.get_fact(BootId)
+    yield "( sleep 1; systemctl reboot ) </dev/null >/dev/null 2>&1 &"
+    yield FunctionCommand(wait_for_return, (boot, wish.reboot_deadline_s, wish.lang), {})
+    # Units of the boot have come up, or failed, before anything is judged.
+    yield "timeout 180 systemctl is-system-running --wait >/dev/null 2>&1; true"
+    return None
+
+
+def wait_for_return(state: State, host: Host, boot: str, deadline_s: int, lang: Language) -> bool:
+    """Wait until a host answers that has booted since. False, with a line that says so, when it does not within `deadline_s`."""
+    end = time.monotonic() + deadline_s
+    host.disconnect()
+    while time.monotonic() < end:
+        time.sleep(1)
+        host.connect(show_errors=False)
+        if not host.connected:
+            continue
+        try:
+            done, output = host.run_shell_command("cat /proc/sys/kernel/random/boot_id", _timeout=10)
+        except (OSError, EOFError, TimeoutError):
+            done = False
+        if done and output.stdout.strip() not in ("", boot):
+            return True
+        host.disconnect()
+    host.log_styled(text("driver.not_back", lang, host=host.name, deadline_s=deadline_s), fg="red")
+    return False
+
+
+def _start(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | None]:
+    units = host.get_fact(ChangeJournal).stopped
+    if not units:
+        return None
+    _step("doing_start", wish.lang, units=", ".join(units))
+    yield commands.step_as_unit(START_DEADLINE_S, "start")
+    status, said = host.get_fact(Said, step="start")
+    return None if status == 0 else message("driver.not_serving", units=_last(said))
+
+
+def _go_back(wish: Wish, before: DriverState, why: Message) -> Steps:
+    """Bring the packages, the boot entry and the module of before back, start what was stopped, and fail the host."""
+    lang = wish.lang
+    old = before.module(before.running_kernel) or before.loaded or text("driver.none", lang)
+    _step("doing_undo", lang, before=old, why=why.say(lang))
+    yield commands.step_as_unit(APT_DEADLINE_S, "undo")
+    status, said = host.get_fact(Said, step="undo")
+    problem: Message | None = message("driver.apt_failed", said=_last(said)) if status != 0 else None
+    report = host.get_fact(Report)
+    menu = report.kernel.menu
+    kernel = host.get_fact(ChangeJournal).kernel or before.running_kernel
+    entry = None if isinstance(menu, Unread) else grub_entry(menu, kernel)
+    if entry is not None and report.kernel.grub_default != entry:
+        yield commands.step("boot", entry)
+    now = look()
+    if problem is None and before.loaded is not None and (now.loaded != before.loaded or now.running_kernel != kernel):
+        yield commands.step_as_unit(120, "load")
+        held = host.get_fact(Said, step="load")[0] == 3
+        if (held or now.running_kernel != kernel) and _may_reboot(wish):
+            problem = yield from _reboot(wish)
+    if problem is None:
+        problem = yield from _start(wish)
+    lines = [text("driver.failed", lang, host=host.name, why=why.say(lang))]
+    if problem is None:
+        yield commands.step("finish", f"back on {old}: the change failed")
+        lines.append(text("driver.undone", lang, host=host.name, before=old))
+    else:
+        lines.append(text("driver.undo_failed", lang, host=host.name, why=problem.say(lang), log=f"{FOLDER}/change/undo.log"))
+    yield refusal(lines)
+
+
+def _failed_before() -> str | None:
+    """The name of a host on which this very operation failed already in this run."""
+    for other in state.inventory:
+        data = state.ops[other].get(host.current_op_hash or "")
+        if other is not host and data is not None and data.operation_meta.is_complete() and data.operation_meta.did_error():
+            return str(other.name)
+    return None
+
+
+@operation()
+def keep_boot(wish: Wish) -> Steps:
+    """Have the boot loader take by default the exact entry of a kernel that has its module: the wanted one, else the running one."""
+    report = host.get_fact(Report)
+    menu = report.kernel.menu
+    now = state_of(report, host.get_fact(EnrolledKeys))
+    if isinstance(menu, Unread) or isinstance(now, Unread):
+        host.noop(f"no boot menu that could be read: {menu.reason if isinstance(menu, Unread) else now}")
+        return
+    kernel = boot_kernel(now, wish.target)
+    entry = grub_entry(menu, kernel)
+    if entry is None:
+        host.noop(f"kernel {kernel} is not in the boot menu")
+    elif report.kernel.grub_default == entry and report.kernel.grub_saved_entry == entry:
+        host.noop(f"the boot loader takes {kernel}")
+    else:
+        yield commands.step("boot", entry)
+
+
+@operation()
+def prove_pins(wish: Wish, typed: Mapping[str, Sequence[str]], also: Sequence[str]) -> Steps:
+    """Try with `apt-get -s` what somebody may type, and refuse when any of it would move the driver or the kernel.
+
+    + typed: what is tried, by its label
+    + also: packages whose installation is tried where apt has a candidate for them
+
+    Settings that give cards to vfio-pci are told here too. It reads only, and in a dry run nothing: the pins are not written yet.
+    """
+    if not state.is_executing:
+        return
+    simulations = host.get_fact(AptSimulations, requests=typed, also=also)
+    found = moved(simulations)
+    now = state_of(host.get_fact(Report))
+    if not isinstance(now, Unread) and now.vfio:
+        host.log_styled(text("driver.vfio", wish.lang, told="; ".join(now.vfio)), fg="yellow")
+    if found or len(simulations) < len(typed):
+        head = text("driver.pins_refused", wish.lang, host=host.name)
+        yield refusal([head, *(f"  {item.say(wish.lang)}" for item in found)])
+    else:
+        host.log(text("driver.pins_hold", wish.lang, count=len(typed) + len(also)))
+
+
+@operation()
+def refuse_release(release: str, locked: str, lang: Language) -> Steps:
+    """Refuse a host whose release is not that of its lock."""
+    if release != locked:
+        yield _refuse(message("driver.release_differs", found=release, locked=locked), lang)
+    else:
+        host.noop(f"the host is {release}, as locked")
+
+
+def basics() -> tuple[str, str]:
+    """(release, running kernel) of this host."""
+    found = host.get_fact(HostBasics)
+    return found.release, found.kernel

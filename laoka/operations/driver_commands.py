@@ -1,0 +1,38 @@
+"""Commands for the steps of a driver change: the script of the steps goes with each, so that it is there and is this one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+
+from laoka.facts.driver import FOLDER
+
+
+@cache
+def script() -> str:
+    """The steps' shell text."""
+    return (resources.files("laoka.operations") / "driver_steps.sh").read_text(encoding="utf-8")
+
+
+def step(verb: str, *arguments: str) -> str:
+    """A command that runs one step on the host."""
+    words = " ".join(shlex.quote(word) for word in (verb, *arguments))
+    file = f"{FOLDER}/steps.sh"
+    return f"mkdir -p {FOLDER} && printf %s {shlex.quote(script())} > {file}.new && mv {file}.new {file} && sh {file} {words}"
+
+
+def step_as_unit(deadline_s: int, verb: str, *arguments: str) -> str:
+    """The same as a unit of its own, which outlives the connection. It succeeds; how the step ended is told by the fact Said."""
+    return step("unit", str(deadline_s), verb, *arguments)
+
+
+def quietly(command: str, complaint: str, log: str, lines: int = 8) -> str:
+    """A command whose words go to a file; when it fails, a complaint and its last lines are told."""
+    return f"{{ {command}; }} >{log} 2>&1 || {{ echo {shlex.quote(complaint)} >&2; tail -n {lines} {log} >&2; exit 1; }}"
+
+
+def install(first: Sequence[str], packages: Sequence[str], remove: Sequence[str]) -> tuple[str, ...]:
+    """Verb and arguments that install packages, `first` before all others, and remove some."""
+    return ("install", *first, "--", *packages, *(f"{name}-" for name in remove))
