@@ -365,7 +365,7 @@ def _failed_before() -> str | None:
 
 @operation()
 def keep_boot(wish: Wish) -> Steps:
-    """Have the boot loader take by default the exact entry of a kernel that has its module: the wanted one, else the running one."""
+    """Have the boot loader take by default the exact entry of a kernel that has its module: the wanted or else the running one."""
     report = host.get_fact(Report)
     menu = report.kernel.menu
     now = state_of(report, host.get_fact(EnrolledKeys))

@@ -503,7 +503,7 @@ def trap_packages() -> tuple[Package, ...]:
     """What an archive does when a branch ends: the pinned names live on as transitional packages of the next branch."""
     version = DRIVER_595 + UBUNTU
     return tuple(
-        Package(name, version, f"transitional dummy package for {successor}", (f"{successor} (= {version})",))
+        Package(name, version, f"transitional dummy package for {successor}", (f"{successor} (>= {version})",))
         for name, successor in _SUCCESSORS.items()
     )
 

@@ -67,6 +67,9 @@ class Journal:
     """The kernel that ran when it was begun."""
 
 
+NO_JOURNAL = Journal()
+
+
 @dataclass(frozen=True)
 class Offer:
     """What apt would do for the wanted packages, with the modules that the archive built and with those that DKMS builds."""
@@ -153,7 +156,7 @@ def state_of(report: HostReport, enrolled: tuple[str, ...] = ()) -> DriverState 
     )
 
 
-def plan_change(state: DriverState, target: DriverTarget, offer: Offer, journal: Journal = Journal()) -> Change | None:
+def plan_change(state: DriverState, target: DriverTarget, offer: Offer, journal: Journal = NO_JOURNAL) -> Change | None:
     """What has to be done, or None when all is as wanted.
 
     The modules that the archive built (and signed) come first, unless those of DKMS are there and right already.

@@ -192,7 +192,8 @@ def wished_driver(cards: Sequence[Card], wish: DriverWish | None) -> tuple[str, 
 def newer_branches(branch: str) -> str:
     """A regular expression, as apt takes it, for versions of every branch after this one.
 
-    580 -> /^(58[1-9]|5[9-9][0-9]|[6-9][0-9][0-9])\\./ It has to be one: apt knows no character classes in a version's glob, and takes it for a prefix.
+    580 -> /^(58[1-9]|5[9-9][0-9]|[6-9][0-9][0-9])\\./ It has to be one: apt knows no character classes in a version's
+    glob, and takes that for a prefix.
     """
     hundreds, tens, ones = (int(digit) for digit in (branch[0], branch[1], branch[2]))
     found = [f"{hundreds}{tens}[{ones + 1}-9]"] if ones < 9 else []

