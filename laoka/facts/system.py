@@ -55,12 +55,32 @@ class AptListsStale(FactBase[bool]):
         return (
             "stamp=/var/lib/apt/lists/laoka-updated; "
             'if [ ! -e "$stamp" ] || [ -n "$(find "$stamp" -mmin +1440)" ] || '
-            '[ -n "$(find /etc/apt/sources.list /etc/apt/sources.list.d -newer "$stamp" 2>/dev/null)" ]; '
+            '[ -n "$(find /etc/apt/sources.list /etc/apt/sources.list.d /etc/apt/laoka.sources.d /etc/apt/apt.conf.d/50laoka '
+            '/var/lib/laoka/apt -newer "$stamp" 2>/dev/null)" ]; '
             "then echo stale; else echo fresh; fi"
         )
 
     def process(self, output: list[str]) -> bool:
         return "fresh" not in output
+
+
+class DebFolder(FactBase[tuple[str, str]]):
+    """(what a folder of .debs holds now, as a hash; the hash that its index was made for); empty where there is none."""
+
+    @staticmethod
+    def default() -> tuple[str, str]:
+        return "", ""
+
+    def command(self, folder: str, place: str) -> str:
+        listing = f"find -L {shlex.quote(folder)} -maxdepth 1 -name '*.deb' -printf '%f %s %T@\\n' 2>/dev/null | sort"
+        return (
+            f'found=$({listing}); [ -z "$found" ] && echo now= || echo "now=$(echo "$found" | sha256sum | cut -d " " -f 1)"; '
+            f'echo "noted=$(head -n 1 {shlex.quote(place)}/stamp 2>/dev/null)"'
+        )
+
+    def process(self, output: list[str]) -> tuple[str, str]:
+        values = dict(line.split("=", 1) for line in output if "=" in line)
+        return values.get("now", ""), values.get("noted", "")
 
 
 class StampText(FactBase[str]):

@@ -16,14 +16,13 @@ _POLL_S = 3
 _TELL_S = 30
 
 
-def wait_for_apt(lang: Language = "en") -> Generator[str, None, None]:
+def wait_for_apt(lang: Language = "en", wait_s: int = LOCK_WAIT_S) -> Generator[str, None, None]:
     """Wait until nobody holds a lock of apt or dpkg, telling who does; yields a command that fails when that takes too long.
 
-    How long is `apt_lock_wait_s` of the inventory, 300 s without it. In a dry run nothing is waited for.
+    In a dry run nothing is waited for.
     """
     if not state.is_executing:
         return
-    wait_s = int(host.data.get("apt_lock_wait_s", LOCK_WAIT_S))
     begun = time.monotonic()
     told = -1.0
     while True:

@@ -58,6 +58,7 @@ class Wish:
     reboot: str
     reboot_deadline_s: int
     drain_deadline_s: int
+    lock_wait_s: int
     metrics_url: str
     lang: Language
 
@@ -95,7 +96,14 @@ def plan(wish: Wish) -> tuple[Change | None, DriverState, Journal]:
     plain = plan_change(now, target, Offer(), journal)
     if plain is None or not plain.install:
         return plain, now, journal
-    ask = ["install", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages"]
+    ask = [
+        "-o",
+        "APT::Ignore-Hold=true",
+        "install",
+        "--no-install-recommends",
+        "--allow-downgrades",
+        "--allow-change-held-packages",
+    ]
     # apt simulates with the pins of this run, whether they are written yet or not.
     requests = {
         label: [*ask, *target.packages(built=built), *(f"{name}-" for name in plain.remove)]
@@ -112,7 +120,7 @@ def driver_gate(wish: Wish) -> Steps:
 
     In a dry run it only tells: the sources that the packages come from may be among what the run would set up.
     """
-    yield from wait_for_apt(wish.lang)  # a step that a killed run left may still be at work
+    yield from wait_for_apt(wish.lang, wish.lock_wait_s)  # a step that a killed run left may still be at work
     try:
         change, _, _ = plan(wish)
     except Unplannable as error:
@@ -171,7 +179,7 @@ def driver_stage(wish: Wish) -> Steps:
     if change is None or not change.install:
         host.noop("nothing to fetch")
         return
-    yield from wait_for_apt(wish.lang)
+    yield from wait_for_apt(wish.lang, wish.lock_wait_s)
     fetch = commands.step("stage", *wish.target.first, *change.install)
     yield commands.quietly(fetch, text("driver.stage_failed", wish.lang), f"{FOLDER}/stage.log")
 
@@ -197,7 +205,7 @@ def driver_change(wish: Wish) -> Steps:
     if not change.install and change.activation == "none" and not journal.begun and not journal.stopped:
         yield commands.step("hold")
         return
-    yield from wait_for_apt(wish.lang)
+    yield from wait_for_apt(wish.lang, wish.lock_wait_s)
     yield commands.step("begin")
     if change.activation in ("reload", "reboot") or change.install:
         _step("doing_drain", wish.lang, deadline_s=wish.drain_deadline_s)

@@ -30,7 +30,9 @@ def step_as_unit(deadline_s: int, verb: str, *arguments: str) -> str:
 
 def quietly(command: str, complaint: str, log: str, lines: int = 8) -> str:
     """A command whose words go to a file; when it fails, a complaint and its last lines are told."""
-    return f"{{ {command}; }} >{log} 2>&1 || {{ echo {shlex.quote(complaint)} >&2; tail -n {lines} {log} >&2; exit 1; }}"
+    folder = log.rsplit("/", 1)[0]
+    told = f"{{ echo {shlex.quote(complaint)} >&2; tail -n {lines} {log} >&2; exit 1; }}"
+    return f"mkdir -p {folder}; {{ {command}; }} >{log} 2>&1 || {told}"
 
 
 def install(first: Sequence[str], packages: Sequence[str], remove: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ holders="nvidia-persistenced.service laoka-power.service"
 
 apt() {
     apt-get -q -y -o DPkg::Lock::Timeout=60 -o Dpkg::Options::=--force-confold -o "Dir::Cache::archives=$debs" \
-        --no-install-recommends --allow-downgrades --allow-change-held-packages "$@"
+        -o APT::Ignore-Hold=true --no-install-recommends --allow-downgrades --allow-change-held-packages "$@"
 }
 
 # Installed packages of the driver as NAME=VERSION; the names are those of `belongs` in laoka.stack.driver_target.

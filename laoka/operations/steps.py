@@ -13,12 +13,13 @@ from pyinfra.facts.files import Link
 from laoka.facts.system import (
     AptHolds,
     AptListsStale,
+    DebFolder,
     InstalledOf,
     StampText,
     UnitFiles,
     UnitRuns,
 )
-from laoka.operations.apt import wait_for_apt
+from laoka.operations.apt import LOCK_WAIT_S, wait_for_apt
 from laoka.operations.refusal import refusal
 from laoka.serving.unit_config import STAMPS as STAMPS
 from laoka.serving.unit_config import config_hash_command, stamp_of
@@ -94,10 +95,35 @@ def apt_hold(packages: list[str], certain: list[str]) -> Commands:
 
 
 @operation()
-def apt_update_when_stale() -> Commands:
-    """Refresh apt's lists when they are older than a day or than the sources; waits for apt's lock."""
+def index_debs(folder: str, place: str) -> Commands:
+    """Have the index that apt needs for a folder of .debs, made anew when the folder's content changed.
+
+    + folder: where the .debs lie on the host; nothing is written there
+    + place: a folder of its own for the index; its link `debs` leads to the .debs
+    """
+    now, noted = host.get_fact(DebFolder, folder=folder, place=place)
+    if not now:
+        yield refusal([f"{host.name}: {folder} holds no .deb, or is not there: mount it, or correct deb_folders in the inventory"])
+    elif now == noted:
+        host.noop(f"the index of {folder} is current")
+    else:
+        where, debs = shlex.quote(place), shlex.quote(folder)
+        yield (
+            f"mkdir -p {where} && ln -sfn {debs} {where}/debs && cd {where} && for d in debs/*.deb; do "
+            'dpkg-deb -f "$d" && printf "Filename: %s\\nSize: %s\\nSHA256: %s\\n\\n" "$d" "$(stat -L -c %s "$d")" '
+            '"$(sha256sum < "$d" | cut -d " " -f 1)" || exit 1; done > Packages.new && mv Packages.new Packages'
+        )
+        yield write_stamp(f"{place}/stamp", now)
+
+
+@operation()
+def apt_update_when_stale(lock_wait_s: int = LOCK_WAIT_S) -> Commands:
+    """Refresh apt's lists when they are older than a day or than the sources; waits for apt's lock.
+
+    + lock_wait_s: how long it waits for whoever uses apt
+    """
     if host.get_fact(AptListsStale):
-        yield from wait_for_apt()
+        yield from wait_for_apt(wait_s=lock_wait_s)
         yield "apt-get -o DPkg::Lock::Timeout=300 -q update && touch /var/lib/apt/lists/laoka-updated"
     else:
         host.noop("apt's lists are fresh")

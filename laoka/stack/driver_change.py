@@ -258,11 +258,11 @@ def _reasons(state: DriverState, target: DriverTarget) -> list[Message]:
 
 def _coming(state: DriverState, target: DriverTarget, chosen: Simulation) -> str | None:
     """The driver's version after apt did it: out of the simulation, or what is installed of it."""
-    versions = {**state.packages, **dict(chosen.installs)}
-    for name in target.source.libraries(target.flavour):
-        version = versions.get(name.format(branch=target.branch, kernel=target.kernel))
-        if version is not None:
-            return upstream_version(version)
+    for known in (dict(chosen.installs), state.packages):
+        for name in target.source.libraries(target.flavour):
+            version = known.get(name.format(branch=target.branch, kernel=target.kernel))
+            if version is not None and target.fits(version):
+                return upstream_version(version)
     return target.version
 
 

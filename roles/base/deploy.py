@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from io import StringIO
+from pathlib import Path
 
 from pydantic import Field
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from laoka.operations.steps import apt_update_when_stale
-from roles.settings import RoleSettings
+from laoka.operations.steps import apt_update_when_stale, index_debs
+from roles.settings import InventoryError, RoleSettings
 
 
 class ExpectedGpu(RoleSettings):
@@ -47,6 +48,12 @@ class BaseSettings(RoleSettings):
     """How long apt may be busy on the host before a run gives up, in seconds."""
     apt_sources: dict[str, str] = {}
     """Extra one-line apt sources by file name, such as {"local": "deb [trusted=yes] file:///srv/debs ./"}."""
+    apt_keyrings: dict[str, str] = {}
+    """Keyrings on your machine for signed-by: {"x.gpg": "keys/x.gpg"} is /usr/share/keyrings/laoka-x.gpg on the host."""
+    deb_folders: tuple[str, ...] = ()
+    """Folders on the host with .debs (a USB disk, a share); laoka makes the index that apt needs, beside them."""
+    apt_sources_only: bool = False
+    """True: apt on the host asks apt_sources and deb_folders and nothing else: a site without internet, or with a full mirror."""
 
     def proxy_env(self) -> dict[str, str]:
         """Environment for what downloads on the host: the proxy, and what is reached without it; empty without a proxy."""
@@ -60,20 +67,52 @@ class BaseSettings(RoleSettings):
         return {**{name: value for name, value in pairs.items() if value}, **self.proxy_env()}
 
 
+OWN_SOURCES = "/etc/apt/laoka.sources.d"
+
+
+def apt_settings(settings: BaseSettings) -> str:
+    """apt's settings on a host: it waits for its lock and tries again, by the proxy, from the sources that count."""
+    lines = ['DPkg::Lock::Timeout "300";', 'Acquire::Retries "3";']
+    if settings.http_proxy:
+        lines += [f'Acquire::{scheme}::Proxy "{settings.http_proxy}";' for scheme in ("http", "https")]
+        # apt has no list of exceptions, but takes each for itself.
+        lines += [
+            f'Acquire::http::Proxy::{name.strip()} "DIRECT";' for name in settings.no_proxy.split(",") if name.strip()[:1].isalnum()
+        ]
+    if settings.apt_sources_only:
+        lines += ['Dir::Etc::SourceList "/dev/null";', f'Dir::Etc::SourceParts "{OWN_SOURCES}";']
+    return "\n".join(lines) + "\n"
+
+
 @deploy("Base")
 def base() -> None:
-    """Settle apt: wait for the lock, the proxy, extra sources; refresh its lists when they are stale."""
+    """Settle apt: wait for the lock, the proxy, sources and keyrings; refresh its lists when they are stale."""
     settings = BaseSettings.of(host)
-    proxy = f'Acquire::http::Proxy "{settings.http_proxy}";\nAcquire::https::Proxy "{settings.http_proxy}";\n'
     files.put(
-        name="apt waits for its lock and knows the proxy",
-        src=StringIO('DPkg::Lock::Timeout "300";\nAcquire::Retries "3";\n' + (proxy if settings.http_proxy else "")),
+        name="apt waits for its lock, knows the proxy and where packages come from",
+        src=StringIO(apt_settings(settings)),
         dest="/etc/apt/apt.conf.d/50laoka",
     )
+    for file_name, path in sorted(settings.apt_keyrings.items()):
+        source = Path(path).expanduser()
+        if not source.is_file():
+            raise InventoryError(f"host {host.name}: apt_keyrings: {source} is not there: it is a file on this machine")
+        files.put(name=f"apt keyring {file_name}", src=str(source), dest=f"/usr/share/keyrings/laoka-{file_name}", mode="644")
+    folder = OWN_SOURCES if settings.apt_sources_only else "/etc/apt/sources.list.d"
     for file_name, line in sorted(settings.apt_sources.items()):
         files.put(
             name=f"apt source {file_name}",
             src=StringIO(f"{line}\n"),
-            dest=f"/etc/apt/sources.list.d/laoka-{file_name}.list",
+            dest=f"{folder}/laoka-{file_name}.list",
+            create_remote_dir=True,
         )
-    apt_update_when_stale(name="apt lists are fresh")
+    for path in settings.deb_folders:
+        place = f"/var/lib/laoka/apt/{path.strip('/').replace('/', '-')}"
+        index_debs(name=f"Index of the packages in {path}", folder=path, place=place)
+        files.put(
+            name=f"apt source {path}",
+            src=StringIO(f"deb [trusted=yes] file:{place} ./\n"),
+            dest=f"{folder}/laoka-folder-{place.rsplit('/', 1)[1]}.list",
+            create_remote_dir=True,
+        )
+    apt_update_when_stale(name="apt lists are fresh", lock_wait_s=settings.apt_lock_wait_s)

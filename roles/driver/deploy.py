@@ -49,7 +49,7 @@ def wish_of(target: DriverTarget) -> Wish:
     lang: Language = "zh" if base.lang == "zh" else "en"
     return Wish(
         target=target, expected_gpus=len(base.expected_gpus), preferences=pins_text(target), reboot=own.reboot,
-        reboot_deadline_s=own.reboot_deadline_s, drain_deadline_s=own.drain_deadline_s,
+        reboot_deadline_s=own.reboot_deadline_s, drain_deadline_s=own.drain_deadline_s, lock_wait_s=base.apt_lock_wait_s,
         metrics_url=f"http://127.0.0.1:{ServeSettings.of(host).serve_port}/metrics", lang=lang,
     )  # fmt: skip
 
