@@ -115,7 +115,8 @@ class AptRoom(FactBase[Room]):
 
     def command(self, packages: Sequence[str]) -> str:
         names = " ".join(shlex.quote(name) for name in packages)
-        ask = f"{APT} -q -o APT::Ignore-Hold=true --assume-no --no-install-recommends --allow-downgrades --allow-change-held-packages install {names}"
+        options = "-q -o APT::Ignore-Hold=true --no-install-recommends --allow-downgrades --allow-change-held-packages"
+        ask = f"{APT} {options} --assume-no install {names}"
         return f"df -PB1 / | awk 'END {{ print \"free=\" $4 }}'; {ask} 2>&1 || true"
 
     def process(self, output: list[str]) -> Room:
