@@ -65,7 +65,7 @@ class Config:
     """What is above it in an hour is held back and told in one summary."""
 
     nvml: Literal["required", "off"] = "required"
-    nvml_interval_s: float = 15.0
+    nvml_interval_s: float = 30.0
     nvml_deadline_s: float = 10.0
 
     completion_url: str = ""

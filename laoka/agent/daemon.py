@@ -251,6 +251,7 @@ class Daemon:
 
     def _send(self) -> None:
         """The sender's thread: delivers what waits."""
+        channels.load(self.urls)
         wait_s = 0.0
         while not self.sensors.stopping.is_set():
             self.wake_sender.wait(min(wait_s, URLS_AGAIN_S))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
-
-import psutil
 
 from laoka.agent.signals import Reading, Signal
 
@@ -16,7 +15,7 @@ def read_free_mb(paths: tuple[str, ...]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for path in paths:
         try:
-            found[path] = psutil.disk_usage(path).free // MB
+            found[path] = shutil.disk_usage(path).free // MB
         except OSError:
             found[path] = None
     return found

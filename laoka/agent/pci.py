@@ -33,19 +33,25 @@ class SeenDevice:
         return bool(self.header) and set(self.header or b"") == {0xFF}
 
 
-def read_devices(sysfs_root: str, expected: Sequence[ExpectedGpu]) -> tuple[dict[str, SeenDevice], str]:
+def read_devices(sysfs_root: str, expected: Sequence[ExpectedGpu], kinds: dict[str, bool]) -> tuple[dict[str, SeenDevice], str]:
     """The NVIDIA display devices on the bus and whatever stands at the expected addresses, by address; and, where the
     bus itself can't be read, why (else an empty text).
+
+    `kinds` remembers from look to look which device is an NVIDIA display device: a server has a hundred, asked every second.
     """
     folder = Path(sysfs_root) / "bus/pci/devices"
     try:
         names = {entry.name for entry in folder.iterdir()}
     except OSError as error:
         return {}, f"{folder}: {error.strerror}"
+    for name in kinds.keys() - names:
+        del kinds[name]
     wanted = {gpu.bdf for gpu in expected}
     found = {}
     for name in sorted(names):
-        if name in wanted or _is_gpu(folder / name):
+        if name not in kinds:
+            kinds[name] = _is_gpu(folder / name)
+        if name in wanted or kinds[name]:
             device = _read_device(folder / name)
             if device is not None:
                 found[name] = device

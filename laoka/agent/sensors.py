@@ -78,9 +78,10 @@ class Sensors:
 
     def _pci(self) -> None:
         expected = self.config.gpu
+        kinds: dict[str, bool] = {}
 
         def look() -> Reading:
-            return pci.judge(expected, *pci.read_devices(self.config.sysfs_root, expected))
+            return pci.judge(expected, *pci.read_devices(self.config.sysfs_root, expected, kinds))
 
         self._every("pci", lambda: self.config.pci_interval_s, look, self._look_at_pci)
 

@@ -26,7 +26,7 @@ def put(root: Path, bdf: str = BDF, vendor: str = "10de", device: str = "1db6", 
 
 
 def look(root: Path, *expected: ExpectedGpu) -> Reading:
-    return pci.judge(expected, *pci.read_devices(str(root), expected))
+    return pci.judge(expected, *pci.read_devices(str(root), expected, {}))
 
 
 def test_present(tmp_path: Path) -> None:

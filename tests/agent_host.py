@@ -1,0 +1,146 @@
+"""The watchdog as a process of its own, and the alert endpoint of a test: what tests of the real daemon share."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from laoka.sandbox import card
+
+BDF = "0000:03:00.0"
+SECRET = "s3cr3t-token"
+
+
+def until(condition: Callable[[], Any], deadline_s: float = 8.0) -> Any:
+    """The first true value of the condition; what it is at the deadline otherwise."""
+    end_s = time.monotonic() + deadline_s
+    while time.monotonic() < end_s:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    return condition()
+
+
+class Endpoint:
+    """Where alerts arrive; answers 500 while `broken`."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.asked = 0
+        self.broken = False
+        endpoint = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                endpoint.asked += 1
+                if not endpoint.broken:
+                    endpoint.got.append(body | {"received_s": time.monotonic()})
+                self.send_response(500 if endpoint.broken else 200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"json://127.0.0.1:{self.server.server_port}/{SECRET}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    @property
+    def titles(self) -> list[str]:
+        return [alert["title"] for alert in self.got]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Host:
+    """A host with a simulated card, and the daemon on it."""
+
+    def __init__(self, folder: Path, endpoint: Endpoint) -> None:
+        self.folder = folder
+        self.endpoint = endpoint
+        self.gpu = folder / "gpu"
+        card.create(self.gpu, (card.v100_pcie_32gb(BDF),))
+        self.port = free_port()
+        (folder / "urls").write_text(f"# the phone\n{endpoint.url}\n")
+        self.config = folder / "watchdog.toml"
+        self.log = folder / "journal"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(folder / "notify"))
+        self.socket.settimeout(8)
+        self.child: subprocess.Popen[bytes] | None = None
+        self.gpus: tuple[tuple[str, str, str], ...] = ((BDF, "10de:1db6", "top"),)
+        """Address, device id and slot of each card that the settings expect."""
+        self.configure()
+
+    def configure(self, **changes: str) -> None:
+        values = {
+            "host": '"box-7"',
+            "simulated": "true",
+            "sysfs_root": f'"{self.gpu}/sys"',
+            "kernel_log": f'"{self.gpu}/kmsg"',
+            "state_dir": f'"{self.folder}/state"',
+            "state_file": f'"{self.folder}/run/watchdog.json"',
+            "metrics_address": f'"127.0.0.1:{self.port}"',
+            "alert_urls_file": f'"{self.folder}/urls"',
+            "nvml": '"off"',
+            "unit": '""',
+            "recovered_after_s": "0.5",
+            "pci_interval_s": "0.2",
+        } | changes
+        lines = [f"{key} = {value}" for key, value in values.items()]
+        for bdf, device_id, slot in self.gpus:
+            lines += ["[[gpu]]", f'bdf = "{bdf}"', f'device_id = "{device_id}"', f'slot = "{slot}"']
+        self.config.write_text("\n".join([*lines, ""]))
+
+    def start(self) -> None:
+        environment = {**os.environ, "NOTIFY_SOCKET": str(self.folder / "notify"), "WATCHDOG_USEC": "900000"}
+        environment.pop("CREDENTIALS_DIRECTORY", None)
+        with self.log.open("ab") as log:
+            argv = [sys.executable, "-m", "laoka.agent", "--config", str(self.config)]
+            self.child = subprocess.Popen(argv, stderr=log, env=environment)
+        while "READY=1" not in self.heard():
+            pass
+
+    def heard(self) -> list[str]:
+        """The next message to systemd. Errors: TimeoutError with the daemon's log."""
+        try:
+            return self.socket.recv(4096).decode().split("\n")
+        except TimeoutError:
+            raise TimeoutError(self.log.read_text()) from None
+
+    def kill(self) -> None:
+        if self.child is not None:
+            self.child.kill()
+            self.child.wait(5)
+            self.child = None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "run/watchdog.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in sorted((self.folder / "state/incidents").glob("*.json"))]
+
+    def append(self, text: str) -> None:
+        with (self.gpu / "kmsg").open("a") as stream:
+            stream.write(text)
