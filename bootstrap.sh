@@ -28,6 +28,9 @@ missing=
 need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 need debootstrap debootstrap; need systemd-nspawn systemd-container; need nft nftables; need ip iproute2; need gcc gcc
 need dpkg-deb dpkg; need apt-ftparchive apt-utils; need ssh openssh-client; need mkfs.ext4 e2fsprogs; need unshare util-linux
+if [ "$job" = test ]; then
+  need qemu-system-x86_64 qemu-system-x86; need qemu-img qemu-utils
+fi
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 $python -c 'import venv, ensurepip' 2>/dev/null || missing="$missing $(basename "$(readlink -f "$(command -v $python)")")-venv"
 [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"

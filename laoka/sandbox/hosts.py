@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import sys
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from laoka.files import write_atomic
 from laoka.process import Completed, run
-from laoka.sandbox import boot, card, cgroups, endpoint, machine, network, packages, processes, tiny_model, tree
+from laoka.sandbox import boot, card, cgroups, endpoint, machine, network, packages, processes, ssh, tiny_model, tree
 from laoka.sandbox.lab import HostFolder, Lab, SandboxError, hosts, machine_lock
 from laoka.sandbox.processes import ProcessRecord
 
@@ -113,27 +111,12 @@ def is_up(host: HostFolder) -> bool:
 
 def wait_for_ssh(host: HostFolder, deadline_s: float) -> bool:
     """Wait until the host's sshd greets, at most `deadline_s` seconds."""
-    until = time.monotonic() + deadline_s
-    while time.monotonic() < until:
-        try:
-            with socket.create_connection((host.address, 22), 1) as connection:
-                if connection.recv(7).startswith(b"SSH-2"):
-                    return True
-        except OSError:
-            pass
-        time.sleep(0.05)
-    return False
+    return ssh.wait(host.address, 22, deadline_s)
 
 
 def ssh_argv(host: HostFolder) -> list[str]:
     """The ssh command that reaches the host as root, up to where a remote command would follow."""
-    lab = host.lab
-    options = {
-        "BatchMode": "yes", "ConnectTimeout": "10", "IdentitiesOnly": "yes", "LogLevel": "ERROR",
-        "StrictHostKeyChecking": "accept-new", "UserKnownHostsFile": str(lab.known_hosts), "ServerAliveInterval": "15",
-    }  # fmt: skip
-    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return ["ssh", "-F", "none", "-i", str(lab.key), *flags, f"root@{host.address}"]
+    return ["ssh", *ssh.options(host.lab.key, host.lab.known_hosts), f"root@{host.address}"]
 
 
 def execute(host: HostFolder, command: str, *, deadline_s: float = 60, check: bool = False, stdin: str = "") -> Completed:
