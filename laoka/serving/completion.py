@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -42,6 +42,7 @@ Kind = Literal[
     "repeating",
 ]
 
+KEY_CREDENTIAL = "api-key"
 QUESTION = "What is 2 + 3? Answer with the number only."
 MAX_TOKENS = 16
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -99,6 +100,13 @@ class Server:
     @property
     def root(self) -> str:
         return self.url.rstrip("/").removesuffix("/v1")
+
+
+def read_key(env: Mapping[str, str]) -> str:
+    """The engine's API key from systemd's credentials (LoadCredential=); empty when the unit has none. Errors: OSError."""
+    folder = env.get("CREDENTIALS_DIRECTORY")
+    path = Path(folder) / KEY_CREDENTIAL if folder else None
+    return path.read_text(encoding="utf-8").strip() if path and path.exists() else ""
 
 
 # ---- judging: pure ------------------------------------------------------------------------------------------------------

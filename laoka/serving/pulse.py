@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from laoka.serving.completion import Server, Verdict, ask, metrics_text
+from laoka.serving.completion import Server, Verdict, ask, health_status, metrics_text
 from laoka.serving.progress import Progress, parse_progress
 
 METRICS_DEADLINE_S = 5.0
@@ -45,6 +45,10 @@ class Pulse:
         self._ask_after_s = ask_after_s
         self._clock = clock
         self._last_s = clock()
+        self.seen = False
+        """Whether there was any sign of life yet."""
+        self.down = ""
+        """Why it is known to be down: its port is closed, or it says itself that its engine is dead; empty when it is not."""
         self._progress: Progress | None = None
         self._verdict: Verdict | None = None
         self._asking: threading.Thread | None = None
@@ -52,20 +56,25 @@ class Pulse:
     def note(self) -> None:
         """The engine did something just now."""
         self._last_s = self._clock()
+        self.seen = True
 
     def silent_s(self) -> float:
         """How long there was no sign of life."""
         return self._clock() - self._last_s
 
     def look(self) -> Beat:
-        """Read the counters, and ask when it is silent; takes as long as /metrics does, at most METRICS_DEADLINE_S."""
+        """Read the counters, and ask when it is silent; takes as long as /health and /metrics do, a few seconds at most."""
+        health, said = health_status(self._server)
+        self.down = f"/health says {said}" if health == 503 or (health is None and "refused" in said) else ""
+        if self.down:
+            return Beat(self.silent_s(), self._verdict, None)
         progress = parse_progress(metrics_text(self._server, METRICS_DEADLINE_S))
         if progress is not None and self._progress is not None and progress.moved != self._progress.moved:
             self.note()
         if progress is not None:
             self._progress = progress
         asking = self._asking is not None and self._asking.is_alive()
-        if not asking and self.silent_s() >= self._ask_after_s:
+        if not asking and (not self.seen or self.silent_s() >= self._ask_after_s):
             self._asking = threading.Thread(target=self._ask, name="pulse", daemon=True)
             self._asking.start()
         return Beat(self.silent_s(), self._verdict, progress)

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from laoka.notify import Notifier
-from laoka.serving.completion import Server, Verdict, wait
+from laoka.serving.completion import KEY_CREDENTIAL, Server, Verdict, read_key, wait
 from laoka.serving.failure import FAILED_STATUS, Failure, name_end, name_start_failure
 from laoka.serving.pulse import Beat, Pulse
 from laoka.serving.record import Record, path_of, read_record, write_record
@@ -36,7 +36,6 @@ from laoka.serving.record import Record, path_of, read_record, write_record
 TAIL_LINES = 400
 POLL_S = 0.2
 PET_S = 5.0
-KEY_CREDENTIAL = "api-key"
 NOT_FOR_THE_ENGINE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CREDENTIALS_DIRECTORY")
 
 
@@ -293,13 +292,6 @@ class Supervisor:
 
 
 # ---- the command --------------------------------------------------------------------------------------------------------
-
-
-def read_key(env: Mapping[str, str]) -> str:
-    """The engine's API key from systemd's credentials (LoadCredential=); empty when the unit has none. Errors: OSError."""
-    folder = env.get("CREDENTIALS_DIRECTORY")
-    path = Path(folder) / KEY_CREDENTIAL if folder else None
-    return path.read_text(encoding="utf-8").strip() if path and path.exists() else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -77,6 +77,8 @@ class ServeSettings(RoleSettings):
     """How long requests in flight have to finish when the unit is stopped."""
     serve_frozen_after_s: int | None = None
     """Seconds without a sign of life until the engine is restarted; 0: never; None: 180, or more for long steps of prefill."""
+    serve_max_tokens: int | None = Field(None, gt=0)
+    """The most tokens that one answer may have; a request for more is refused. None: what the context has room for."""
     serve_memory_max: str = Field("90%", pattern=r"^(\d+%|\d+[KMGT]?|infinity)$")
     """How much of the host's memory the engine may take; above it the engine is ended and started again, the host lives on."""
     serve_judge_text: bool = True
@@ -119,7 +121,7 @@ def served(on: Host) -> tuple[Served, ...]:
     """The servers that a host has by its inventory and lock. Errors: InventoryError."""
     settings = ServeSettings.of(on)
     locked = locked_stack(on)
-    flags = flags_of(locked.get("serve_flags", {}), settings.serve_flags, shutdown_s=settings.serve_shutdown_s)
+    flags = flags_of(locked.get("serve_flags", {}), settings.serve_flags, shutdown_s=settings.serve_shutdown_s, max_tokens=settings.serve_max_tokens)
     env = {
         # Tells a stuck worker in two minutes; the default of 300 s leaves clients hanging. The engine then exits and restarts.
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",

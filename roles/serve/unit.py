@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -67,9 +68,15 @@ def visible_devices(all_bdfs: Sequence[str], uuids: Mapping[str, str], wanted: S
     return ",".join(str(ordered.index(bdf)) for bdf in wanted)
 
 
-def flags_of(locked: Mapping[str, Any], own: Mapping[str, Any], *, shutdown_s: int) -> dict[str, Any]:
-    """Flags of `vllm serve`: laoka's defaults, under the lock's, under the inventory's."""
-    return {**DEFAULT_FLAGS, "shutdown-timeout": shutdown_s, **locked, **own}
+def flags_of(
+    locked: Mapping[str, Any], own: Mapping[str, Any], *, shutdown_s: int, max_tokens: int | None = None
+) -> dict[str, Any]:
+    """Flags of `vllm serve`: laoka's defaults, under the lock's, under the inventory's.
+
+    Arguments: `max_tokens` is the most that one answer may have, also for a request that names no number.
+    """
+    ceiling = {} if max_tokens is None else {"override-generation-config": json.dumps({"max_new_tokens": max_tokens})}
+    return {**DEFAULT_FLAGS, "shutdown-timeout": shutdown_s, **ceiling, **locked, **own}
 
 
 def longest_silence_s(flags: Mapping[str, Any]) -> int:

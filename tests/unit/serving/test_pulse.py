@@ -11,7 +11,7 @@ from laoka.serving.completion import Server, Verdict
 from laoka.serving.progress import Progress, parse_progress
 from laoka.serving.pulse import Beat, Pulse
 from tests.hosts import until
-from tests.unit.serving.test_completion import FakeServer, fake  # noqa: F401 - a fixture
+from tests.unit.serving.test_completion import FakeServer, closed_port, fake  # noqa: F401 - a fixture
 
 METRICS = Path(__file__).parents[2] / "data" / "serving"
 
@@ -48,6 +48,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 def test_an_idle_engine_is_asked_and_its_answer_is_a_sign_of_life(fake: FakeServer) -> None:  # noqa: F811
     now = [100.0]
     pulse = Pulse(Server(fake.url, "m"), ask_after_s=5, clock=lambda: now[0])
+    pulse.note()
     now[0] += 4
     assert pulse.look().silent_s == 4 and fake.asked == []
     now[0] += 2
@@ -60,6 +61,7 @@ def test_counters_that_move_are_a_sign_of_life_and_nothing_is_asked(fake: FakeSe
     now, count = [0.0], [0]
     fake.metrics = lambda: f"vllm:generation_tokens_total {count[0]}\n"
     pulse = Pulse(Server(fake.url, "m"), ask_after_s=5, clock=lambda: now[0])
+    pulse.note()
     for _ in range(5):
         now[0] += 4
         count[0] += 1
@@ -73,6 +75,24 @@ def test_what_passed_by_counts_too(fake: FakeServer) -> None:  # noqa: F811
     now[0] += 50
     pulse.note()
     assert pulse.silent_s() == 0
+
+
+def test_one_that_was_never_seen_alive_is_asked_at_once(fake: FakeServer) -> None:  # noqa: F811
+    pulse = Pulse(Server(fake.url, "m"), ask_after_s=5)
+    assert not pulse.seen
+    pulse.look()
+    until(lambda: pulse.seen, 5, "its answer came")
+    assert pulse.down == ""
+
+
+def test_a_closed_port_and_an_engine_that_says_it_is_dead_are_down_at_once(fake: FakeServer) -> None:  # noqa: F811
+    closed = Pulse(Server(f"http://127.0.0.1:{closed_port()}", "m"), ask_after_s=5)
+    closed.look()
+    assert "refused" in closed.down
+    fake.health = 503
+    dead = Pulse(Server(fake.url, "m"), ask_after_s=5)
+    dead.look()
+    assert "503" in dead.down and fake.asked == []
 
 
 def test_the_evidence_says_whether_it_was_busy() -> None:
