@@ -84,8 +84,9 @@ gpu_hosts = (
         "model_source": ["http://192.168.7.2/models/Qwen3.8-27B-QUASAR-NVFP4", "hf-mirror", "modelscope", "hf"],
         "served_model_name": "qwen3.8-27b",
         "serve_flags": {"max-model-len": 65536, "max-num-seqs": 2, "tensor-parallel-size": 2},
-        # Where clients connect. It asks for no key yet, so keep it on a network that you trust.
-        "gateway_listen": "127.0.0.1:8080",
+        # Where clients connect, and who may: `NAME KEY` a line (openssl rand -hex 24 makes a key). Hosts get hashes of them.
+        "gateway_listen": "0.0.0.0:8080",
+        "gateway_keys_file": str(_HERE / "secrets" / "gateway-keys"),
         # --- who is told ---
         # One address a line in apprise's form (WeCom, DingTalk, Feishu, Bark, ServerChan, Telegram, ntfy, mail, ...).
         # The file stays on your machine and on the hosts (root only); keep it out of the repository.

@@ -58,6 +58,10 @@ sandbox = (
         },
         "serve_start_deadline_s": 400,
         "serve_frozen_after_s": 20,
+        "serve_max_tokens": 3900,
+        "gateway_listen": "0.0.0.0:8080",
+        "gateway_keys_file": str(_open.gateway_keys),
+        "gateway_dead_after_s": 10,
         "serve_judge_text": False,  # random weights answer noise
         "alert_urls_file": str(_open.alert_urls),
         "power_limit_w": 175,

@@ -87,7 +87,8 @@ def picture(host: HostFolder) -> str:
 def ask(host: HostFolder, port: int = 8080) -> dict[str, Any]:
     done = hosts.execute(
         host,
-        f"{PYTHON} -m laoka.serving.completion ask --url http://127.0.0.1:{port} --model tiny-qwen3 --no-judge-text --json",
+        f"{PYTHON} -m laoka.serving.completion ask --url http://127.0.0.1:{port} --model tiny-qwen3 --no-judge-text --json "
+        "--api-key-file /etc/laoka/gateway-key",
         deadline_s=60,
     )
     found: dict[str, Any] = json.loads(done.stdout or "{}")

@@ -95,6 +95,30 @@ class StampText(FactBase[str]):
         return output[0].strip() if output else ""
 
 
+class ConfigNoted(FactBase[bool]):
+    """Whether the hash in a stamp is that of these files and links as they are now; True for no paths at all."""
+
+    def command(self, paths: Sequence[str], stamp: str) -> str:
+        if not paths:
+            return "echo same"
+        return (
+            f'[ "$( {config_hash_command(paths)} )" = "$(head -n 1 {shlex.quote(stamp)} 2>/dev/null)" ] && echo same || echo other'
+        )
+
+    def process(self, output: list[str]) -> bool:
+        return "same" in output
+
+
+class SameFile(FactBase[bool]):
+    """Whether two files have the same content."""
+
+    def command(self, one: str, other: str) -> str:
+        return f"cmp -s {shlex.quote(one)} {shlex.quote(other)} && echo same || echo other"
+
+    def process(self, output: list[str]) -> bool:
+        return "same" in output
+
+
 class SystemdVersion(FactBase[str]):
     """The first line of `systemctl --version`: "systemd 252 (252.39-1~deb12u2)"."""
 

@@ -13,8 +13,10 @@ from pyinfra.facts.files import Link
 from laoka.facts.system import (
     AptHolds,
     AptListsStale,
+    ConfigNoted,
     DebFolder,
     InstalledOf,
+    SameFile,
     StampText,
     UnitFiles,
     UnitRuns,
@@ -145,37 +147,66 @@ def apt_install(packages: list[str]) -> Commands:
 
 
 @operation()
-def run_unit(unit: str, config: list[str], test: str = "true", test_deadline_s: int = 30) -> Commands:
+def run_unit(
+    unit: str, config: list[str], test: str = "true", test_deadline_s: int = 30, reload: list[str] | None = None
+) -> Commands:
     """Have a unit enabled and running with the configuration that is on disk now, and doing its work.
 
     + unit: name with its suffix
     + config: files and links that make up its configuration; a change of any restarts the unit
     + test: shell command that succeeds when the unit does its work; a unit that fails it is restarted
     + test_deadline_s: how long after a start it may take until the test succeeds
+    + reload: files that the unit reads again by `systemctl reload`; a change of these alone does not restart it
 
     What it started well with is noted on the host, so a run killed between writing a file and the restart is caught up.
     `systemctl restart` returns when the unit says that it is ready (Type=notify, or ExecStartPost), so a unit that dies on
     its way up fails this operation.
     """
-    stamp = str(stamp_of(unit))
+    stamp, read_again = str(stamp_of(unit)), list(reload or ())
+    reload_stamp = f"{STAMPS}/{unit}.reload"
     state = host.get_fact(UnitRuns, unit=unit, paths=config, stamp=stamp, test=test)
-    if state.active and state.enabled and state.config_sha256 == state.running_sha256 and state.works:
+    noted = host.get_fact(ConfigNoted, paths=read_again, stamp=reload_stamp)
+    quoted = shlex.quote(unit)
+    started_well = state.active and state.enabled and state.config_sha256 == state.running_sha256
+    if started_well and state.works and noted:
         host.noop(f"{unit} runs with the present configuration, and works")
         return
-    quoted = shlex.quote(unit)
-    yield "systemctl daemon-reload"
-    yield f"systemctl reset-failed {quoted} 2>/dev/null || true"
-    yield f"systemctl enable {quoted} 2>&1"
-    yield (
-        f"systemctl restart {quoted} || {{ systemctl status --no-pager -n 0 {quoted} >&2; "
-        f"journalctl -u {quoted} -n 25 --no-pager -o cat >&2; exit 1; }}"
-    )
+    trouble = f"{{ systemctl status --no-pager -n 0 {quoted} >&2; journalctl -u {quoted} -n 25 --no-pager -o cat >&2; exit 1; }}"
+    if started_well and not noted:
+        yield f"systemctl reload {quoted} || {trouble}"
+    else:
+        yield "systemctl daemon-reload"
+        yield f"systemctl reset-failed {quoted} 2>/dev/null || true"
+        yield f"systemctl enable {quoted} 2>&1"
+        yield f"systemctl restart {quoted} || {trouble}"
     yield f"systemctl is-active {quoted}"
     yield wait_for(test, test_deadline_s, f"{unit} runs, but after {test_deadline_s} s this still fails: {test}")
+    yield note_config(config, stamp)
+    if read_again:
+        yield note_config(read_again, reload_stamp)
+
+
+def note_config(paths: list[str], stamp: str) -> str:
+    """Shell text that notes the hash of a configuration that works, and below it the paths, one a line."""
     # The paths below the hash let laoka.serving.switch bring it up to date when it restarts the unit itself.
-    paths = " ".join(shlex.quote(path) for path in config)
-    noted = f"{{ {config_hash_command(config)}; printf '%s\\n' {paths}; }}"
-    yield f"mkdir -p {STAMPS} && {noted} > {stamp}.new && mv {stamp}.new {stamp}"
+    listed = " ".join(shlex.quote(path) for path in paths)
+    noted = f"{{ {config_hash_command(paths)}; printf '%s\\n' {listed}; }}"
+    return f"mkdir -p {STAMPS} && {noted} > {stamp}.new && mv {stamp}.new {stamp}"
+
+
+@operation()
+def checked_file(source: str, path: str, check: str) -> Commands:
+    """Have a file be as another one, which a program found no fault with: a wrong one never gets where a boot would read it.
+
+    + source: the file on the host that is to be taken over
+    + path: where it goes
+    + check: shell command that succeeds when `source` is right
+    """
+    if host.get_fact(SameFile, one=source, other=path):
+        host.noop(f"{path} is as {source}")
+        return
+    new = shlex.quote(f"{path}.new")
+    yield f"{check} && cp -p {shlex.quote(source)} {new} && mv {new} {shlex.quote(path)}"
 
 
 @operation()
@@ -203,9 +234,15 @@ def wait_for(test: str, deadline_s: int, complaint: str) -> str:
     )
 
 
-def http_test(url: str, needle: str) -> str:
-    """Shell text that succeeds when a loopback URL answers, in 5 seconds, with a text that contains `needle`."""
-    return f"curl -sf -m 5 {shlex.quote(url)} | grep -qF -- {shlex.quote(needle)}"
+def http_test(url: str, needle: str, key: str = "") -> str:
+    """Shell text that succeeds when a loopback URL answers, in 5 seconds, with a text that contains `needle`.
+
+    Arguments: `key` is a file on the host with the API key that is sent; it never gets onto a command line.
+    """
+    sent = f"""printf 'header = "Authorization: Bearer %s"' "$(cat {shlex.quote(key)})" | """ if key else ""
+    # The certificate is that of the name that clients use, not of the loopback.
+    options = ("-K - " if key else "") + ("-k " if url.startswith("https:") else "")
+    return f"{sent}curl -sf -m 5 {options}{shlex.quote(url)} | grep -qF -- {shlex.quote(needle)}"
 
 
 def completion_test(python: str, url: str, model: str, *, judge_text: bool, key: str = "") -> str:

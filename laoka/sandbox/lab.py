@@ -72,6 +72,11 @@ class Lab:
         return self.folder / "alert-urls"
 
     @property
+    def gateway_keys(self) -> Path:
+        """Keys of the lab's gateways: one, called `lab`."""
+        return self.folder / "gateway-keys"
+
+    @property
     def mirror(self) -> Path:
         """What the lab's endpoint serves as a model mirror would."""
         return self.folder / "mirror"

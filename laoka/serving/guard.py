@@ -42,8 +42,6 @@ CLIENT_HEADER, FROM_HEADER, ID_HEADER = "X-Laoka-Client", "X-Laoka-From", "X-Req
 CONNECT_S = 5.0
 BODY_S = 30.0
 """How long the rest of a body may take that HAProxy had not received whole."""
-SEND_S = 60.0
-"""How long a client may take nothing of an answer before it is let go: it must not keep its seat for ever."""
 PIECE_BYTES = 65536
 WHOLE_MAX_BYTES = 16 * 1024 * 1024
 LOOK_S = 1.0
@@ -77,6 +75,8 @@ class Settings:
     first_byte_s: float
     idle_s: float
     dead_after_s: float
+    send_s: float
+    """How long a client may take nothing of an answer before it is let go: it must not keep its seat for ever."""
 
     def limits(self) -> Limits:
         return Limits(self.max_body_bytes, self.max_prompt_chars, self.max_tokens, self.max_choices)
@@ -358,7 +358,7 @@ class _Exchange:
             self._engine.pulse.note()
             self._entry.status = answer.status
             self._entry.stream = "text/event-stream" in (answer.getheader("Content-Type") or "")
-            self._client.settimeout(SEND_S)
+            self._client.settimeout(self._guard.settings.send_s)
             if self._entry.stream:
                 self._stream(answer, usage_hidden=admitted is not None and admitted.usage_hidden)
             else:

@@ -9,12 +9,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-REASONS = {
-    400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout",
-    411: "Length Required", 413: "Payload Too Large", 429: "Too Many Requests", 500: "Internal Server Error", 502: "Bad Gateway",
-    503: "Service Unavailable", 504: "Gateway Timeout",
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -52,13 +46,6 @@ class Refusal:
     def event(self) -> bytes:
         """The same within a stream that has begun: there is no status any more."""
         return f"data: {self.body()}\n\n".encode()
-
-    def response(self) -> str:
-        """A whole HTTP/1.1 response, as HAProxy's `errorfile` wants it."""
-        body = self.body() + "\n"
-        headers = {**self.headers(), "Content-Length": str(len(body.encode())), "Connection": "close"}
-        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return f"HTTP/1.1 {self.status} {REASONS[self.status]}\r\n{head}\r\n{body}"
 
 
 def gateway_refusals(*, max_body_bytes: int, queue_s: int, paths: tuple[str, ...]) -> Mapping[str, Refusal]:

@@ -15,7 +15,9 @@ from roles.serve.unit import longest_silence_s, tokens_of
 POST_PATHS = ("/v1/chat/completions", "/v1/completions")
 GET_PATHS = ("/v1/models", "/health")
 ERROR_CODES = ("400", "401", "404", "405", "408", "413", "429", "500", "502", "503", "504")
-"""Of the answers that HAProxy itself gives, those that its `errorfile` takes."""
+"""Of the answers that HAProxy itself gives, those that its `http-error` takes."""
+SEND_S = 60
+"""How long a client may take nothing of an answer that is there."""
 DEFAULT_CONTEXT_TOKENS = 32768
 DEFAULT_SEATS = 8
 MIN_KEY_CHARS = 16
@@ -112,13 +114,23 @@ def key_map(keys: Sequence[Key]) -> str:
     return "".join(f"{hashlib.sha256(item.key.encode()).hexdigest().upper()} {item.name}\n" for item in keys)
 
 
-def error_files(found: Limits) -> dict[str, str]:
-    """Error pages by file name: whole responses for HAProxy's own errors (.http), bodies for those of our rules (.json)."""
-    refusals = gateway_refusals(max_body_bytes=found.max_body_bytes, queue_s=found.queue_s, paths=(*POST_PATHS, *GET_PATHS))
+def refusals(found: Limits) -> dict[str, dict[str, str | int]]:
+    """What HAProxy answers itself: status, body and headers in HAProxy's own words, by name; `own`: without a rule of ours."""
+    told = gateway_refusals(max_body_bytes=found.max_body_bytes, queue_s=found.queue_s, paths=(*POST_PATHS, *GET_PATHS))
     return {
-        **{f"{code}.http": refusals[code].response() for code in ERROR_CODES},
-        **{f"{name}.json": item.body() + "\n" for name, item in refusals.items() if name not in ERROR_CODES},
+        name: {
+            "status": item.status,
+            "body": quoted(item.body()),
+            "headers": "".join(f" hdr {key} {value}" for key, value in item.headers().items() if key != "Content-Type"),
+            "own": int(name in ERROR_CODES),
+        }
+        for name, item in told.items()
     }
+
+
+def quoted(text: str) -> str:
+    """A text as one word of HAProxy's configuration. Within single quotes everything but a single quote stands for itself."""
+    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def guard_settings(found: Limits, engines: Sequence[Mapping[str, str]]) -> str:
@@ -126,7 +138,7 @@ def guard_settings(found: Limits, engines: Sequence[Mapping[str, str]]) -> str:
     values = {
         "engines": list(engines), "max_body_bytes": found.max_body_bytes, "max_prompt_chars": found.max_prompt_chars,
         "max_tokens": found.max_tokens, "max_choices": found.seats, "first_byte_s": found.first_byte_s, "idle_s": found.idle_s,
-        "dead_after_s": found.dead_after_s,
+        "dead_after_s": found.dead_after_s, "send_s": SEND_S,
     }  # fmt: skip
     return json.dumps(values, indent=1, sort_keys=True) + "\n"
 

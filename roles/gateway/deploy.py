@@ -1,48 +1,235 @@
-"""The front door: HAProxy lets only the API's paths through and asks the engine for a token to know that it lives."""
+"""The front door: HAProxy for keys, paths, sizes, the queue and the choice of a server; a guard that reads requests behind it."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
+from pydantic import Field, field_validator
 from pyinfra.api.deploy import deploy
-from pyinfra.context import host
-from pyinfra.operations import files
+from pyinfra.api.host import Host
+from pyinfra.context import host, state
+from pyinfra.operations import files, server
 
-from laoka.operations.steps import apt_install, http_test, run_unit
-from roles.serve.deploy import ServeSettings
-from roles.settings import RoleSettings
+from laoka.operations.steps import apt_install, checked_file, http_test, run_unit
+from roles.agent.deploy import HOME, PYTHON
+from roles.gateway.config import (
+    GET_PATHS,
+    POST_PATHS,
+    Key,
+    Limits,
+    guard_settings,
+    is_loopback,
+    key_map,
+    limits,
+    parse_keys,
+    refusals,
+    split_listen,
+)
+from roles.serve.deploy import ServeSettings, served
+from roles.settings import InventoryError, RoleSettings, data_of
 
-TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "gateway" / "haproxy.cfg.j2"
+TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "gateway"
 CONFIG = "/etc/haproxy/haproxy.cfg"
+FOLDER = "/etc/haproxy/laoka"
+STAGED = f"{FOLDER}/haproxy.cfg"
+GUARD = "qwen-guard.service"
+GUARD_SETTINGS = "/etc/qwen-guard/settings.json"
+SOCKETS = "/run/qwen-guard"
+LOCAL_KEY = "/etc/laoka/gateway-key"
 
 
 class GatewaySettings(RoleSettings):
     """Settings of the gateway."""
 
     gateway_listen: str = "127.0.0.1:8080"
-    """Address and port that clients use. It asks for no key yet: open it to a trusted network only."""
-    gateway_max_requests: int = 8
-    """Requests in the engine at once; more wait in line."""
+    """Address and port that clients use, such as 0.0.0.0:8080; beyond the host itself only with keys."""
+    gateway_keys_file: str | None = None
+    """File on your machine with clients' keys, `NAME KEY` a line; hosts get their hashes. None: no key, on loopback only."""
+    gateway_tls_pem_file: str | None = None
+    """File on your machine with certificate chain and private key in PEM; None: no TLS."""
+    gateway_tls_ca_file: str | None = None
+    """Certificate that the gateways of a group know each other's by; needed for TLS in a group."""
+    gateway_group: str | None = None
+    """Hosts with the same name here are one: each of their gateways spreads requests over all of them."""
+    gateway_address: str | None = None
+    """Address by which the group's other hosts reach this one; None takes ssh_hostname."""
+    gateway_max_requests: int | None = Field(None, gt=0)
+    """Requests in one engine at once; None takes max-num-seqs of the flags."""
+    gateway_max_waiting: int | None = Field(None, ge=0)
+    """Requests that may wait in line beyond them; more get 429. None: four times gateway_max_requests."""
+    gateway_queue_s: int = Field(60, gt=0)
+    """How long a request may wait in line."""
+    gateway_max_body_bytes: int | None = Field(None, gt=0)
+    """Largest request; None: what the longest prompt takes, and a MiB."""
+    gateway_max_prompt_chars: int | None = Field(None, gt=0)
+    """Longest prompt in characters; None: 8 for each token of max-model-len. The exact count of tokens is the engine's."""
+    gateway_first_byte_s: int | None = Field(None, gt=0)
+    """How long an answer may take to begin; None: a prefill of the whole context in every seat, at 300 tokens/s, and a minute."""
+    gateway_idle_s: int | None = Field(None, gt=0)
+    """The longest gap within an answer; None: 60, or more for long steps of prefill."""
+    gateway_dead_after_s: int | None = Field(None, gt=0)
+    """Seconds without a sign of life until requests go elsewhere; None: three of the longest steps of prefill, at least 30."""
+
+    @field_validator("gateway_listen")
+    @classmethod
+    def _is_an_address(cls, listen: str) -> str:
+        split_listen(listen)
+        return listen
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another host of the group."""
+
+    name: str
+    address: str
+    port: int
+
+
+def peers_of(on: Host, hosts: Iterable[Host]) -> tuple[Peer, ...]:
+    """The other hosts of a host's group. Errors: InventoryError when they can't serve the same."""
+    settings = GatewaySettings.of(on)
+    if settings.gateway_group is None:
+        return ()
+    model = ServeSettings.of(on).served_model_name
+    found = []
+    for other in hosts:
+        theirs = GatewaySettings.of(other)
+        if other.name == on.name or theirs.gateway_group != settings.gateway_group:
+            continue
+        if ServeSettings.of(other).served_model_name != model or theirs.gateway_keys_file != settings.gateway_keys_file:
+            raise InventoryError(
+                f"host {on.name}: {other.name} of group {settings.gateway_group} has another served_model_name or gateway_keys_file"
+            )
+        address = theirs.gateway_address or str(data_of(other).get("ssh_hostname") or other.name)
+        found.append(Peer(other.name, address, split_listen(theirs.gateway_listen)[1]))
+    return tuple(sorted(found, key=lambda peer: peer.name))
+
+
+def checked(name: str, settings: GatewaySettings) -> tuple[Key, ...]:
+    """The keys of a host's gateway. Errors: InventoryError for settings that would leave a door open, or that contradict."""
+    loopback = is_loopback(settings.gateway_listen)
+    if settings.gateway_keys_file is None and not loopback:
+        raise InventoryError(
+            f"host {name}: gateway_listen {settings.gateway_listen} is open to others without keys: set gateway_keys_file"
+        )
+    if settings.gateway_group is not None and loopback:
+        raise InventoryError(f"host {name}: gateway_group needs a gateway_listen that the other hosts can reach")
+    if settings.gateway_group is not None and settings.gateway_tls_pem_file and not settings.gateway_tls_ca_file:
+        raise InventoryError(f"host {name}: TLS in a gateway_group needs gateway_tls_ca_file")
+    for path in (settings.gateway_tls_pem_file, settings.gateway_tls_ca_file):
+        if path is not None and not Path(path).expanduser().is_file():
+            raise InventoryError(f"host {name}: {path} is not there")
+    if settings.gateway_keys_file is None:
+        return ()
+    file = Path(settings.gateway_keys_file).expanduser()
+    try:
+        return parse_keys(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, ValueError) as error:
+        raise InventoryError(f"host {name}: gateway_keys_file: {error}") from None
+
+
+def limits_of(on: Host) -> Limits:
+    """The limits of a host's gateway."""
+    own, serving = GatewaySettings.of(on), ServeSettings.of(on)
+    return limits(
+        served(on)[0].flags,
+        seats=own.gateway_max_requests,
+        waiting=own.gateway_max_waiting,
+        queue_s=own.gateway_queue_s,
+        max_body_bytes=own.gateway_max_body_bytes,
+        max_prompt_chars=own.gateway_max_prompt_chars,
+        max_tokens=serving.serve_max_tokens,
+        first_byte_s=own.gateway_first_byte_s,
+        idle_s=own.gateway_idle_s,
+        dead_after_s=own.gateway_dead_after_s,
+    )
 
 
 @deploy("Gateway")
 def gateway() -> None:
-    """Install HAProxy, render its configuration, run it, and see the model's name through it."""
-    settings = GatewaySettings.of(host)
-    serving = ServeSettings.of(host)
+    """HAProxy and the guard, with what is on disk now, and the model's name seen through them."""
+    settings, serving = GatewaySettings.of(host), ServeSettings.of(host)
+    keys = checked(host.name, settings)
+    peers = peers_of(host, state.inventory)
     apt_install(name="HAProxy", packages=["haproxy"])
-    body = json.dumps({"model": serving.served_model_name, "prompt": "1", "max_tokens": 1})
-    files.template(
-        name="Configuration", src=str(TEMPLATE), dest=CONFIG, mode="644", listen=settings.gateway_listen,
-        port=serving.serve_port, max_requests=settings.gateway_max_requests, check_body=body,
-    )  # fmt: skip
-    port = settings.gateway_listen.rsplit(":", 1)[1]
+    _guard(limits_of(host))
+    names = _haproxy(settings, keys, peers)
+    scheme = "https" if settings.gateway_tls_pem_file else "http"
+    port = split_listen(settings.gateway_listen)[1]
     run_unit(
         name="haproxy runs, and the model answers through it",
         unit="haproxy.service",
-        config=[CONFIG],
-        test=http_test(f"http://127.0.0.1:{port}/v1/models", serving.served_model_name),
+        config=[],
+        reload=[CONFIG, *names],
+        test=http_test(f"{scheme}://127.0.0.1:{port}/v1/models", serving.served_model_name, key=LOCAL_KEY if keys else ""),
         test_deadline_s=60,
         _timeout=120,
     )
+
+
+def _guard(found: Limits) -> None:
+    server.user(  # noqa: S604 - `shell` is the user's login shell
+        name="User for the guard", user="qwen-guard", system=True, home="/nonexistent", shell="/usr/sbin/nologin", create_home=False
+    )
+    engines = [
+        {"socket": socket_of(one.instance), "url": one.url, "model": ServeSettings.of(host).served_model_name}
+        for one in served(host)
+    ]
+    files.put(name="The guard's settings", src=StringIO(guard_settings(found, engines)), dest=GUARD_SETTINGS, mode="644")
+    key = served(host)[0].key
+    files.template(
+        name="The guard's unit", src=str(TEMPLATES / "qwen-guard.service.j2"), dest=f"/etc/systemd/system/{GUARD}", mode="644",
+        python=PYTHON, settings=GUARD_SETTINGS, key=key, stop_s=30,
+    )  # fmt: skip
+    listed = " ".join(engine["socket"] for engine in engines)
+    run_unit(
+        name="The guard runs",
+        unit=GUARD,
+        config=[f"/etc/systemd/system/{GUARD}", f"{HOME}/current", *([key] if key else [])],
+        reload=[GUARD_SETTINGS],
+        test=f"for s in {listed}; do curl -sf -m 5 --unix-socket $s http://localhost/health || exit 1; done",
+        _timeout=120,
+    )
+
+
+def _haproxy(settings: GatewaySettings, keys: tuple[Key, ...], peers: tuple[Peer, ...]) -> list[str]:
+    """HAProxy's files; returns those that it reads beside its configuration."""
+    names = []
+    if keys:
+        files.put(name="Clients' keys, hashed", src=StringIO(key_map(keys)), dest=f"{FOLDER}/keys.map", mode="600")
+        files.put(name="A key for this host's own tools", src=StringIO(f"{keys[0].key}\n"), dest=LOCAL_KEY, mode="600")
+        names.append(f"{FOLDER}/keys.map")
+    for path, name in ((settings.gateway_tls_pem_file, "tls.pem"), (settings.gateway_tls_ca_file, "ca.pem")):
+        if path is not None:
+            files.put(name=f"TLS: {name}", src=str(Path(path).expanduser()), dest=f"{FOLDER}/{name}", mode="600")
+            names.append(f"{FOLDER}/{name}")
+    instances = [one.instance for one in served(host)]
+    files.template(
+        name="Configuration", src=str(TEMPLATES / "haproxy.cfg.j2"), dest=STAGED, mode="600",
+        **haproxy_values(settings, limits_of(host), instances, keys=bool(keys), peers=peers),
+    )  # fmt: skip
+    checked_file(name="HAProxy finds no fault with it", source=STAGED, path=CONFIG, check=f"haproxy -c -q -f {STAGED}")
+    return names
+
+
+def haproxy_values(
+    settings: GatewaySettings, found: Limits, instances: Sequence[str], *, keys: bool, peers: Sequence[Peer]
+) -> dict[str, Any]:
+    """What HAProxy's template is rendered with. `instances` are the names of the host's engines, "" for the only one."""
+    tls = settings.gateway_tls_pem_file is not None
+    return {
+        "listen": settings.gateway_listen, "folder": FOLDER, "post_paths": POST_PATHS, "get_paths": GET_PATHS, "limits": found,
+        "refusals": refusals(found), "keys": keys, "peers": peers, "tls": tls,
+        "tls_server": f" ssl verify required ca-file {FOLDER}/ca.pem" if tls else "",
+        "engines": [{"name": name or "main", "socket": socket_of(name)} for name in instances],
+    }  # fmt: skip
+
+
+def socket_of(instance: str) -> str:
+    """The guard's socket for one engine."""
+    return f"{SOCKETS}/{instance or 'main'}.sock"

@@ -121,7 +121,12 @@ def served(on: Host) -> tuple[Served, ...]:
     """The servers that a host has by its inventory and lock. Errors: InventoryError."""
     settings = ServeSettings.of(on)
     locked = locked_stack(on)
-    flags = flags_of(locked.get("serve_flags", {}), settings.serve_flags, shutdown_s=settings.serve_shutdown_s, max_tokens=settings.serve_max_tokens)
+    flags = flags_of(
+        locked.get("serve_flags", {}),
+        settings.serve_flags,
+        shutdown_s=settings.serve_shutdown_s,
+        max_tokens=settings.serve_max_tokens,
+    )
     env = {
         # Tells a stuck worker in two minutes; the default of 300 s leaves clients hanging. The engine then exits and restarts.
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",

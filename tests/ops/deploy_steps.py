@@ -8,6 +8,7 @@ from laoka.operations.steps import (
     apt_hold,
     apt_install,
     apt_update_when_stale,
+    checked_file,
     http_test,
     refuse,
     run_unit,
@@ -18,6 +19,7 @@ from laoka.operations.steps import (
 UNIT = """\
 [Service]
 ExecStart=/usr/bin/python3 -m http.server --bind 127.0.0.1 8123 --directory /srv
+ExecReload=/bin/sh -c "echo reloaded >> /srv/reloads"
 [Install]
 WantedBy=multi-user.target
 """
@@ -31,9 +33,12 @@ until_stamped(name="stamped", stamp="/srv/stamp", text="v1", commands=["echo ran
 files.directory(name="target", path="/srv/a-1")
 switch_link(name="switch", path="/srv/current", target="a-1")
 files.put(name="unit file", src=StringIO(UNIT), dest="/etc/systemd/system/small.service")
+files.put(name="limits", src=StringIO("limit 1\n"), dest="/srv/limits")
 run_unit(
     name="run",
     unit="small.service",
     config=["/etc/systemd/system/small.service", "/srv/current"],
+    reload=["/srv/limits"],
     test=http_test("http://127.0.0.1:8123/", "stamp"),
 )
+checked_file(name="checked", source="/srv/limits", path="/srv/limits.taken", check="grep -q limit /srv/limits")

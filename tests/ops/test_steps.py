@@ -12,7 +12,7 @@ from tests.hosts import Deployed, pyinfra
 
 pytestmark = pytest.mark.ops
 HERE = Path(__file__).parent
-ALL = ["source", "update", "install", "hold", "stamped", "target", "switch", "unit file", "run"]
+ALL = ["source", "update", "install", "hold", "stamped", "target", "switch", "unit file", "limits", "run", "checked"]
 
 
 def run(host: HostFolder, *arguments: str) -> Deployed:
@@ -49,12 +49,33 @@ def test_the_second_run_changes_nothing(ops_host: HostFolder) -> None:
         ("systemctl kill -s STOP small", ["run"]),  # runs, says systemd, but does no work
         ("rm /var/lib/apt/lists/laoka-updated", ["update"]),
         ("rm /var/lib/laoka/stamps/small.service.config", ["run"]),  # a run was killed before the restart
+        ("rm /srv/limits.taken", ["checked"]),
     ],
 )
 def test_what_was_undone_is_put_right_and_nothing_else(ops_host: HostFolder, undo: str, put_right: list[str]) -> None:
     hosts.execute(ops_host, undo, check=True)
     assert run(ops_host, "-y").changed(ops_host.name) == put_right
     assert hosts.execute(ops_host, "apt-mark showhold; curl -sf 127.0.0.1:8123/stamp", check=True).stdout == "hello\nv1\n"
+
+
+def test_what_a_reload_takes_over_restarts_nothing(ops_host: HostFolder) -> None:
+    started = "systemctl show -P ActiveEnterTimestampMonotonic small; cat /srv/reloads 2>/dev/null | wc -l"
+    before = hosts.execute(ops_host, started, check=True).stdout.split()
+    hosts.execute(ops_host, "echo other > /var/lib/laoka/stamps/small.service.reload", check=True)  # it read another content
+    assert run(ops_host, "-y").changed(ops_host.name) == ["run"]
+    after = hosts.execute(ops_host, started, check=True).stdout.split()
+    assert after == [before[0], str(int(before[1]) + 1)]
+
+
+def test_a_file_with_a_fault_is_not_taken_over(ops_host: HostFolder, tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.py"
+    deploy.write_text(
+        '"""A file that its check refuses."""\n'
+        "from laoka.operations.steps import checked_file\n"
+        "checked_file(name='bad', source='/etc/hostname', path='/srv/limits.taken', check='grep -q limit /etc/hostname')\n"
+    )
+    assert pyinfra(ops_host.lab, "-y", "inventories/sandbox.py", str(deploy), deadline_s=60).status == 1
+    assert "limit" in hosts.execute(ops_host, "cat /srv/limits.taken").stdout
 
 
 def test_commands_of_a_killed_run_are_waited_for(ops_host: HostFolder) -> None:

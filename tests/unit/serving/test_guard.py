@@ -141,10 +141,10 @@ class Guarded:
     def __init__(self, folder: Path, engine: Engine, **changed: object) -> None:
         self.engine, self.folder, self.socket = engine, folder, folder / "main.sock"
         self.file, self.log, self.drain = folder / "settings.json", folder / "log", folder / "drain"
+        engines = [{"socket": str(self.socket), "url": engine.url, "model": "m"}]
         self.values: dict[str, object] = {
-            "engines": [{"socket": str(self.socket), "url": engine.url, "model": "m"}], "max_body_bytes": 10_000,
-            "max_prompt_chars": 500, "max_tokens": 100, "max_choices": 2, "first_byte_s": 1.5, "idle_s": 1.5, "dead_after_s": 3.0,
-            **changed,
+            "engines": engines, "max_body_bytes": 10_000, "max_prompt_chars": 500, "max_tokens": 100, "max_choices": 2,
+            "first_byte_s": 1.5, "idle_s": 1.5, "dead_after_s": 3.0, "send_s": 1.0, **changed,
         }  # fmt: skip
         self.file.write_text(json.dumps(self.values))
         code = (
@@ -299,6 +299,15 @@ def test_a_client_that_goes_away_in_the_middle_of_a_stream_too(guarded: Guarded,
     connection.getresponse().read1(100)
     connection.close()
     assert engine.gone.wait(5)
+
+
+def test_a_client_that_takes_nothing_is_let_go(guarded: Guarded, engine: Engine) -> None:
+    engine.mode = "flood"
+    connection = UnixConnection(guarded.socket, 20)
+    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO, "stream": True}).encode())
+    assert engine.gone.wait(8), "it keeps its seat"
+    assert guarded.lines()[0]["outcome"] == "client gone"
+    connection.close()
 
 
 def test_half_a_body_is_not_waited_for_forever_and_no_length_is_refused(guarded: Guarded) -> None:
