@@ -154,7 +154,13 @@ class Guarded:
         self.child = subprocess.Popen(
             [sys.executable, "-c", code, str(self.file), str(self.drain)], stdout=self.log.open("wb"), stderr=subprocess.STDOUT
         )
-        until(lambda: self.socket.exists() and self.get("/health")[0] == 200, 15, "the guard is up and the engine was seen alive")
+        until(self.well, 15, "the guard is up and the engine was seen alive")
+
+    def well(self) -> bool:
+        try:
+            return self.get("/health")[0] == 200
+        except OSError:
+            return False  # the socket is not there yet, or there and nobody listens yet
 
     def get(self, path: str) -> tuple[int, Any]:
         return self.ask("GET", path)
