@@ -81,7 +81,7 @@ class Host:
         self.log = folder / "journal"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / "notify"))
-        self.socket.settimeout(8)
+        self.socket.settimeout(30)
         self.child: subprocess.Popen[bytes] | None = None
         self.gpus: tuple[tuple[str, str, str], ...] = ((BDF, "10de:1db6", "top"),)
         """Address, device id and slot of each card that the settings expect."""
@@ -107,12 +107,12 @@ class Host:
             lines += ["[[gpu]]", f'bdf = "{bdf}"', f'device_id = "{device_id}"', f'slot = "{slot}"']
         self.config.write_text("\n".join([*lines, ""]))
 
-    def start(self) -> None:
-        environment = {**os.environ, "NOTIFY_SOCKET": str(self.folder / "notify"), "WATCHDOG_USEC": "900000"}
+    def start(self, argv: list[str] | None = None, **more: str) -> None:
+        environment = {**os.environ, **more, "NOTIFY_SOCKET": str(self.folder / "notify"), "WATCHDOG_USEC": "900000"}
         environment.pop("CREDENTIALS_DIRECTORY", None)
         with self.log.open("ab") as log:
-            argv = [sys.executable, "-m", "laoka.agent", "--config", str(self.config)]
-            self.child = subprocess.Popen(argv, stderr=log, env=environment)
+            whole = [*(argv or [sys.executable, "-m", "laoka.agent"]), "--config", str(self.config)]
+            self.child = subprocess.Popen(whole, stderr=log, env=environment)
         while "READY=1" not in self.heard():
             pass
 
@@ -144,3 +144,42 @@ class Host:
     def append(self, text: str) -> None:
         with (self.gpu / "kmsg").open("a") as stream:
             stream.write(text)
+
+
+class Kernel:
+    """Does what a write of 1 to `remove` and `rescan` does; `returns` says whether a card is there again after a rescan."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.returns = True
+        self.log: list[str] = []
+        self._stop = threading.Event()
+        self._devices = root / "sys/bus/pci/devices"
+        (root / "sys/bus/pci/rescan").write_text("")
+        self._kept: dict[str, Path] = {}
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._stop.wait(0.02):
+            for entry in list(self._devices.iterdir()):
+                asked = entry / "remove"
+                if asked.exists() and asked.read_text().strip() == "1":
+                    asked.write_text("")
+                    self.log.append(f"remove {entry.name}")
+                    self._kept[entry.name] = entry.readlink() if entry.is_symlink() else entry
+                    entry.unlink()
+            rescan = self.root / "sys/bus/pci/rescan"
+            if rescan.read_text().strip() == "1":
+                rescan.write_text("")
+                self.log.append("rescan")
+                if self.returns:
+                    for name, target in self._kept.items():
+                        (self._devices / name).symlink_to(target)
+                        config = self._devices / name / "config"
+                        config.write_bytes(bytes.fromhex("de10b61d") + bytes(4092))
+                    self._kept.clear()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(2)

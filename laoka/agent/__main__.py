@@ -13,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns only when the settings are wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m laoka.agent",
-        description="The watchdog: notices dropped cards and dead engines, and tells people. It only observes.",
+        description="The watchdog: notices dropped cards and dead engines, and tells people..",
     )
     parser.add_argument("--config", default=DEFAULT_PATH, help=f"settings file (default {DEFAULT_PATH})")
     options = parser.parse_args(argv)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from laoka.agent.ladder import Policy
 from laoka.catalog import load, toml
 from laoka.catalog.messages import Language
 from laoka.host.pci_address import normal
@@ -82,10 +83,30 @@ class Config:
     disk_interval_s: float = 30.0
     disk_free_min_mb: int = 512
 
+    recovery: Policy = "engine-only"
+    """What the watchdog may do by itself: observe (nothing), engine-only (restart the engine, apply the power cap), full."""
+    reboot: bool = False
+    """Whether policy full may reboot this host."""
+    reboots_per_day: int = 1
+    """Reboots and power cycles in 24 hours of the watchdog's running time."""
+    power_cycle_command: tuple[str, ...] = ()
+    """Program and arguments that cut this host's power for a while (ipmitool, a smart plug); empty: there is none."""
+    power_unit: str = "laoka-power.service"
+    """The unit that applies caps, persistence and clocks; empty: there is none."""
+    smoke_test: tuple[str, ...] = ()
+    """Program and arguments of a CUDA test that ends with status 0 when every visible card computes; empty: there is none."""
+    tensor_parallel: int = 1
+    """How many cards the served model needs; with fewer left it can't be served on."""
+    engine_start_deadline_s: float = 1200.0
+    """How long a start of the unit may take until it counts as up."""
+
     burst_quiet_s: float = 180.0
     """Signals join one incident until it is quiet for so long (NVIDIA groups Xids the same way)."""
     recovered_after_s: float = 30.0
     """All of an incident's conditions must be gone for so long before it counts as recovered."""
+
+    source: str = DEFAULT_PATH
+    """The file that these settings came from; not a key of it."""
 
 
 _INTERVALS = tuple(field.name for field in dataclasses.fields(Config) if field.name.endswith(("_interval_s", "_deadline_s")))
@@ -114,7 +135,7 @@ def parse_config(raw: Mapping[str, Any], name: str) -> Config:
 
 
 def _known(raw: Mapping[str, Any], cls: type, name: str, where: str) -> None:
-    names = [field.name for field in dataclasses.fields(cls)]
+    names = [field.name for field in dataclasses.fields(cls) if field.name != "source"]
     for key in raw:
         if key not in names:
             close = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
@@ -132,6 +153,12 @@ def _checked(config: Config, name: str) -> Config:
         raise ConfigError(f"{name}: completion_model is missing: completion_url needs the served model's name")
     if config.alerts_per_hour < 1:
         raise ConfigError(f"{name}: alerts_per_hour must be 1 or more")
+    if config.reboots_per_day < 1:
+        raise ConfigError(f"{name}: reboots_per_day must be 1 or more; reboot = false means none")
+    if config.reboot and config.recovery != "full":
+        raise ConfigError(f'{name}: reboot = true needs recovery = "full"')
+    if config.tensor_parallel < 1:
+        raise ConfigError(f"{name}: tensor_parallel must be 1 or more")
     if config.metrics_address:
         metrics_endpoint(config.metrics_address, name)
     cards: list[ExpectedGpu] = []
@@ -145,7 +172,7 @@ def _checked(config: Config, name: str) -> Config:
         if bdf in [card.bdf for card in cards]:
             raise ConfigError(f"{name}: [[gpu]] {number}: {bdf} stands twice")
         cards.append(dataclasses.replace(gpu, bdf=bdf, device_id=device_id))
-    return dataclasses.replace(config, gpu=tuple(cards))
+    return dataclasses.replace(config, gpu=tuple(cards), source=name)
 
 
 def metrics_endpoint(address: str, name: str = "metrics_address") -> tuple[str, int]:

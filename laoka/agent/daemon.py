@@ -1,6 +1,6 @@
 """The watchdog's main loop: takes what sensors say, keeps incidents, queues alerts, says that it lives.
 
-It observes only. Nothing here waits for a card, a driver or a network: those waits are in threads of their own.
+Nothing here waits for a card, a driver or a network: those waits are in threads and children of their own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from laoka.agent import channels, incidents, outbox, state, store, wording
+from laoka.agent import channels, evidence, incidents, outbox, state, store, wording
 from laoka.agent.config import Config
+from laoka.agent.follow import boot_id
+from laoka.agent.history import Row
 from laoka.agent.incidents import Incident, Now, Step
 from laoka.agent.kernel_log import Position
 from laoka.agent.metrics import Metrics
+from laoka.agent.recovery import Begun, Recovery
 from laoka.agent.sensors import Sensors
 from laoka.agent.signals import Reading, Signal
 from laoka.catalog.messages import text
@@ -62,6 +65,8 @@ class Daemon:
         self.urls: tuple[str, ...] = ()
         self.urls_source = "not read yet"
         self.wake_sender = threading.Event()
+        self.last_state = "{}"
+        self.recovery = Recovery(config, boot_id(), self._collect, self._wait_for_alerts, self.note)
         stored, faults = store.load(self.incident_folder)
         for line in (*faults, *self.outbox.faults):
             self.note(line)
@@ -81,6 +86,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         self._make_room()
+        self.recovery.open(_now())
         self._read_urls()
         self.sensors.start(self._read_position())
         threading.Thread(target=self._send, name="alerts", daemon=True).start()
@@ -96,13 +102,15 @@ class Daemon:
                 if self.config.metrics_address and (fault := self.metrics.serve(self.config.metrics_address)):
                     self.note(fault)
                 self.notifier.send("READY=1")
-                say(f"watching {len(self.config.gpu)} card(s) on {self.config.host}; observing only")
+                say(f"watching {len(self.config.gpu)} card(s) on {self.config.host}; recovery: {self.config.recovery}")
             if now_s - pet_s >= min(5.0, self.notifier.watchdog_s / 3 if self.notifier.watchdog_s else 5.0):
                 pet_s = now_s
                 self.notifier.send("WATCHDOG=1", f"STATUS={self._status_line()}")
             if ready and now_s - state_s >= STATE_EVERY_S:
                 state_s = now_s
                 self._silent_sensors()
+                for bdf in self.recovery.watch_cards(self.readings):
+                    self.note(f"{bdf} was given up and is there again: the engine may use it from its next start on")
                 self._write_state()
         self.notifier.send("STOPPING=1")
         self._save()
@@ -126,8 +134,9 @@ class Daemon:
             self.readings[reading.sensor] = reading
             if reading.sensor == "kernel_log" and "position" in reading.facts:
                 self.position = Position(**reading.facts["position"])
-            told = self._follow(incidents.feed(self.tracker, reading, _now())) or told
+            told = self._follow(incidents.feed(self.tracker, self.recovery.without_own_doing(reading), _now())) or told
         told = self._follow(incidents.tick(self.tracker, _now())) or told
+        told = self._recover() or told
         released = self.outbox.release(self._summary)
         if told or released:
             self.wake_sender.set()
@@ -138,6 +147,50 @@ class Daemon:
             self.note(line)
         self.outbox.faults.clear()
 
+    def _recover(self) -> bool:
+        """Note steps that ended, begin one that is due, tell what has to be told. Returns whether anything was told."""
+        told = False
+        for ended in self.recovery.settle():
+            say(f"recovery: {ended.begun.step}: {ended.outcome}: {ended.detail} [{ended.begun.incident.id}]")
+        begun = self.recovery.consider(self.tracker, self.readings, _now())
+        if begun is not None:
+            say(f"recovery: {begun.step} begins {' '.join(begun.cards)} [{begun.incident.id}]")
+            told = self._tell_begun(begun) or told
+        for live in self.tracker.live:
+            decision = self.recovery.decisions.get(live.incident.id)
+            if decision is not None and decision.mode == "gave_up" and live.incident.told_rank >= 0:
+                words = wording.of_end(live.incident, decision, self._tried(live.incident), self.config)
+                told = self._tell("gave-up", live.incident, words) or told
+        return told
+
+    def _tell_begun(self, begun: Begun) -> bool:
+        if begun.step not in ("reboot", "cold_cycle") or begun.incident.drill:
+            return False
+        words = wording.of_step(begun.incident, begun.step, self.config)
+        return self._tell(f"{begun.step}-{begun.number}", begun.incident, words)
+
+    def _tell(self, name: str, incident: Incident, words: wording.Words) -> bool:
+        if not self.outbox.put(f"{incident.id}-{name}", "step", words.title, words.body):
+            return False
+        say(f"told: {words.title}")
+        self.wake_sender.set()
+        return True
+
+    def _tried(self, incident: Incident) -> tuple[Row, ...]:
+        return self.recovery.rows(incident.id)
+
+    def _collect(self, incident: Incident) -> str:
+        kept = evidence.collect(self.config, incident, self.last_state)
+        say(f"evidence: {kept}")
+        return kept
+
+    def _wait_for_alerts(self, seconds: float) -> bool:
+        """Give the sender a moment before the host goes down; called by the recovery thread."""
+        end_s = time.monotonic() + seconds
+        while self.outbox.waiting and time.monotonic() < end_s:
+            time.sleep(0.1)
+        return not self.outbox.waiting
+
     def _follow(self, step: Step) -> bool:
         """Keep what a step did. The alert is queued before the incident says that it was: a crash between the two asks for
         it again, and the queue knows it already.
@@ -145,7 +198,11 @@ class Daemon:
         self.tracker = step.tracker
         for alert in step.alerts:
             kind, incident = alert.kind, alert.incident
-            words = wording.of_alert(alert, self.config)
+            if kind == "opened":
+                # What will be done about it belongs in its first alert: decided before anything is queued.
+                self.recovery.consider(self.tracker, self.readings, _now(), begin=False)
+            decision = self.recovery.decisions.get(incident.id)
+            words = wording.of_alert(alert, self.config, decision, self._tried(incident))
             # A later alert of the same incident is another one when it told of more than the one before.
             suffix = f"-{len(incident.told)}-{incident.told_rank}" if kind == "worse" else ""
             self.outbox.put(f"{incident.id}-{kind}{suffix}", kind, words.title, words.body)
@@ -213,13 +270,15 @@ class Daemon:
         pci = self.readings.get("pci")
         seen = pci.facts.get("seen", "?") if pci else "?"
         mark = "simulated card; " if self.config.simulated else ""
-        return f"{mark}{seen} of {len(self.config.gpu)} cards seen; {len(self.tracker.live)} open incident(s); observing only"
+        open_ones = f"{len(self.tracker.live)} open incident(s)"
+        return f"{mark}{seen} of {len(self.config.gpu)} cards seen; {open_ones}; recovery {self.config.recovery}"
 
     def _write_state(self) -> None:
         current = self._state()
         self.metrics.update(current)
+        self.last_state = json.dumps(current, ensure_ascii=False)
         try:
-            write_atomic(self.config.state_file, json.dumps(current, ensure_ascii=False) + "\n", 0o644)
+            write_atomic(self.config.state_file, f"{self.last_state}\n", 0o644)
         except OSError as error:
             line = f"{self.config.state_file}: {error.strerror}: laoka watchdog status will not work"
             if line not in self.notes:
@@ -236,7 +295,17 @@ class Daemon:
             "dropped": self.outbox.dropped,
         }
         return state.build(
-            self.config, self.readings, self.sensors.heard_s, self.tracker, tuple(self.closed), alerts, tuple(self.notes), _now()
+            self.config,
+            self.readings,
+            self.sensors.heard_s,
+            self.tracker,
+            tuple(self.closed),
+            alerts,
+            tuple(self.notes),
+            _now(),
+            self.recovery.decisions,
+            {live.incident.id: self._tried(live.incident) for live in self.tracker.live},
+            self.recovery.fences,
         )
 
     def _read_urls(self) -> bool:
@@ -252,12 +321,13 @@ class Daemon:
     def _send(self) -> None:
         """The sender's thread: delivers what waits."""
         channels.load(self.urls)
+        again = text("watchdog.title.again", self.config.lang)
         wait_s = 0.0
         while not self.sensors.stopping.is_set():
             self.wake_sender.wait(min(wait_s, URLS_AGAIN_S))
             self.wake_sender.clear()
             try:
-                wait_s = self.outbox.deliver(self.urls, channels.send) if self._read_urls() else URLS_AGAIN_S
+                wait_s = self.outbox.deliver(self.urls, channels.send, again) if self._read_urls() else URLS_AGAIN_S
             except Exception as error:  # noqa: BLE001 - the thread must go on; the text could hold an address
                 say(f"alerts: {type(error).__name__} while sending; trying again")
                 wait_s = URLS_AGAIN_S

@@ -1,7 +1,8 @@
 """The alerts' way out: one JSON file each until every channel has it, in order, retried with back-off, capped per hour.
 
-An alert's name is its incident and its kind, so the same one is never queued twice, not even after a crash. A crash between the
-channel's yes and our note of it can repeat that one message: better twice than never.
+An alert's name is its incident and its kind, so the same one is never queued twice, not even after a crash. That a message is about
+to be sent is noted before it is. A crash between the channel's yes and our note of it leaves open whether it arrived: it is then
+sent once more with a mark that says so. Better marked and twice than never.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Alert:
-    """A message on its way. `delivered` are the channels that have it, by `channel_name`."""
+    """A message on its way. `delivered` are the channels that have it, by `channel_name`; `begun` those that may have it."""
 
     name: str
     sequence: int
@@ -37,6 +38,7 @@ class Alert:
     title: str
     body: str
     delivered: tuple[str, ...] = ()
+    begun: tuple[str, ...] = ()
 
     @property
     def file_name(self) -> str:
@@ -92,7 +94,7 @@ class Outbox:
                 sequence = max(sequence, _number(path.name.partition("_")[0]))
                 try:
                     raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-                    alert = Alert(**{**raw, "delivered": tuple(raw["delivered"])})
+                    alert = Alert(**{**raw, "delivered": tuple(raw["delivered"]), "begun": tuple(raw.get("begun", ()))})
                 except (OSError, ValueError, TypeError, KeyError):
                     self.faults.append(f"{path}: not readable; set aside")
                     with contextlib.suppress(OSError):
@@ -154,9 +156,9 @@ class Outbox:
                     (self._held / alert.file_name).unlink()
             return True
 
-    def deliver(self, urls: Sequence[str], send: Send) -> float:
+    def deliver(self, urls: Sequence[str], send: Send, again: str = "({title})") -> float:
         """Send what is due, each channel in order; a channel that fails waits, the others go on. Returns the seconds until
-        the next try, or a minute when nothing waits.
+        the next try, or a minute when nothing waits. `again` makes the title of a message that may have arrived before a crash.
         """
         with self._lock:
             queue = sorted(self._pending.values(), key=lambda item: item.sequence)
@@ -171,7 +173,9 @@ class Outbox:
                 if time.monotonic() < not_before_s:
                     stopped.add(channel)
                     continue
-                if send(url, current.title, current.body, current.kind):
+                title = again.format(title=current.title) if channel in current.begun else current.title
+                current = self._noted(current, begun=(*current.begun, channel))
+                if send(url, title, current.body, current.kind):
                     self._retry.pop(channel, None)
                     self.delivered_total += 1
                     current = replace(current, delivered=(*current.delivered, channel))
@@ -180,6 +184,7 @@ class Outbox:
                         self._write(self._folder, current)
                 else:
                     self.failures_total += 1
+                    current = self._noted(current, begun=tuple(name for name in current.begun if name != channel))
                     wait_s = BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
                     self._retry[channel] = (tries + 1, time.monotonic() + wait_s)
                     stopped.add(channel)
@@ -188,6 +193,13 @@ class Outbox:
                     self._finish(current)
         due = [at for _, at in self._retry.values()]
         return max(0.1, min(due) - time.monotonic()) if due and self.waiting else 60.0
+
+    def _noted(self, alert: Alert, *, begun: tuple[str, ...]) -> Alert:
+        with self._lock:
+            noted = replace(alert, begun=tuple(dict.fromkeys(begun)))
+            self._pending[noted.name] = noted
+            self._write(self._folder, noted)
+            return noted
 
     def _finish(self, alert: Alert) -> None:
         self._pending.pop(alert.name, None)

@@ -26,11 +26,18 @@ class SeenDevice:
     driver: str | None = None
     link_speed: str = ""
     link_width: str = ""
+    max_link_width: str = ""
 
     @property
     def dead(self) -> bool:
         """True when every register reads all ones: the link is dead though the kernel still lists the card."""
         return bool(self.header) and set(self.header or b"") == {0xFF}
+
+    @property
+    def narrow(self) -> bool:
+        """True when the link has fewer lanes than the card has. Speed falls when a card idles, width does not."""
+        widths = (self.link_width, self.max_link_width)
+        return all(width.isdecimal() for width in widths) and 0 < int(widths[0]) < int(widths[1])
 
 
 def read_devices(sysfs_root: str, expected: Sequence[ExpectedGpu], kinds: dict[str, bool]) -> tuple[dict[str, SeenDevice], str]:
@@ -84,6 +91,7 @@ def _read_device(device: Path) -> SeenDevice | None:
         driver=driver.resolve().name if driver.is_symlink() else None,
         link_speed=_text(device / "current_link_speed"),
         link_width=_text(device / "current_link_width"),
+        max_link_width=_text(device / "max_link_width"),
     )
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from laoka import __version__
 from laoka.agent import wording
 from laoka.agent.config import Config
+from laoka.agent.history import Row
 from laoka.agent.incidents import Incident, Now, Tracker
+from laoka.agent.ladder import Decision
 from laoka.agent.signals import Reading
 
-SCHEMA = 1
+SCHEMA = 2
 RECENT = 5
 STALE_AFTER_S = 15.0
 """The file is written every two seconds: older than this, nobody is writing it any more."""
@@ -28,6 +31,9 @@ def build(
     alerts: Mapping[str, Any],
     notes: Sequence[str],
     now: Now,
+    decisions: Mapping[str, Decision] = MappingProxyType({}),
+    tried: Mapping[str, Sequence[Row]] = MappingProxyType({}),
+    fences: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The state. Arguments: `heard_s` when each sensor last said anything (monotonic); `closed` incidents, oldest first;
     `alerts` as the main loop counts them; `notes` troubles of the watchdog itself.
@@ -43,8 +49,12 @@ def build(
         "host": config.host,
         "simulated": config.simulated,
         "drill_allowed": config.drill,
-        # The recovery ladder is not there yet: this watchdog never restarts or resets anything.
-        "observes_only": True,
+        "recovery": {
+            "policy": config.recovery,
+            "reboot": config.reboot,
+            "reboots_per_day": config.reboots_per_day,
+            "given_up": list(fences),
+        },
         "written_unix_s": round(now.unix_s, 3),
         "written_mono_s": round(now.mono_s, 3),
         "gpus": {
@@ -56,7 +66,15 @@ def build(
         "sensors": [_sensor(name, readings.get(name), heard_s, now) for name in SENSORS],
         "nvml_hung_children": hung,
         "incidents": {
-            "open": [_incident(live.incident, config) for live in tracker.live],
+            "open": [
+                {
+                    **_incident(live.incident, config),
+                    "doing": wording.doing_next(decisions.get(live.incident.id), config),
+                    "mode": decisions[live.incident.id].mode if live.incident.id in decisions else "nothing",
+                    "tried": wording.steps_done(tried.get(live.incident.id, ()), config).splitlines(),
+                }
+                for live in tracker.live
+            ],
             "recent": [_incident(incident, config) for incident in closed[-RECENT:]],
         },
         "alerts": dict(alerts),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from laoka.agent.config import Config
+from laoka.agent.history import Row
 from laoka.agent.incidents import Alert, Incident, Seen
+from laoka.agent.ladder import Decision
 from laoka.agent.signals import Signal
 from laoka.catalog import gpus, xids
 from laoka.catalog.messages import text
@@ -22,8 +25,8 @@ class Words:
     body: str
 
 
-def of_alert(alert: Alert, config: Config) -> Words:
-    """Title and body of an alert about an incident."""
+def of_alert(alert: Alert, config: Config, decision: Decision | None = None, tried: Sequence[Row] = ()) -> Words:
+    """Title and body of an alert about an incident; `decision` is what the ladder does next, `tried` what it did."""
     lang, kind, incident = config.lang, alert.kind, alert.incident
     title = text(
         f"watchdog.title.{kind}",
@@ -40,13 +43,79 @@ def of_alert(alert: Alert, config: Config) -> Words:
     values = {"seen": "\n".join(lines), "id": incident.id}
     if kind == "recovered":
         lasted = _lasted((incident.closed_unix_s or incident.opened_unix_s) - incident.opened_unix_s)
-        body = text("watchdog.body.recovered", lang, **values, lasted=lasted, next=_after(incident, config))
+        done = steps_done(tried, config)
+        doing = text("watchdog.doing.did", lang, steps=done) if done else text("watchdog.doing.did_nothing", lang)
+        body = text("watchdog.body.recovered", lang, **values, lasted=lasted, next=_after(incident, config), doing=doing)
     else:
         why = text(f"watchdog.why.{incident.class_of(alert.subject.signal)}", lang)
-        body = text("watchdog.body.opened", lang, **values, why=why, next=next_step(incident, alert.subject.signal, config))
-    notes = [text("watchdog.body.drill", lang)] if incident.drill else []
-    notes += [text("watchdog.body.simulated", lang)] if config.simulated else []
-    return Words(title, "\n\n".join([*notes, body]))
+        body = text(
+            "watchdog.body.opened",
+            lang,
+            **values,
+            why=why,
+            next=next_step(incident, alert.subject.signal, config),
+            doing=doing_next(decision, config),
+        )
+    return Words(title, _noted(incident, body, config))
+
+
+def _noted(incident: Incident, body: str, config: Config) -> str:
+    notes = [text("watchdog.body.drill", config.lang)] if incident.drill else []
+    notes += [text("watchdog.body.simulated", config.lang)] if config.simulated else []
+    return "\n\n".join([*notes, body])
+
+
+def doing_next(decision: Decision | None, config: Config) -> str:
+    """What the watchdog will do by itself, or why it does nothing."""
+    lang = config.lang
+    if decision is None or not decision.rungs:
+        return text("watchdog.doing.nothing", lang)
+    left = [rung.step for rung in decision.rungs if rung.hindrance not in ("done", "needless")]
+    step = decision.step or (left[0] if left else None)
+    if decision.mode in ("act", "wait") and step:
+        return text("watchdog.doing.next", lang, step=text(f"watchdog.step.{step}", lang))
+    reason = text(f"watchdog.hindrance.{decision.reason or 'tried_all'}", lang)
+    if decision.mode == "blocked" and left:
+        would = next((item for item in left if item != "stop_users"), left[0])
+        return text("watchdog.doing.blocked", lang, reason=reason, step=text(f"watchdog.step.{would}", lang))
+    return text("watchdog.doing.not_now", lang, reason=reason)
+
+
+def steps_done(tried: Sequence[Row], config: Config) -> str:
+    """What was tried and how it ended, a line each."""
+    lines = []
+    for row in tried:
+        step = text(f"watchdog.step.{row.attempt.step}", config.lang)
+        outcome = text(f"watchdog.outcome.{row.attempt.outcome or 'running'}", config.lang)
+        detail = f" ({row.attempt.detail})" if row.attempt.detail else ""
+        lines.append(f"{_clock(row.begun_unix_s)} {step}: {outcome}{detail}")
+    return "\n".join(lines)
+
+
+def of_step(incident: Incident, step: str, config: Config) -> Words:
+    """What is told before a step that takes the host down."""
+    return _of_ladder("step", incident, config, step=text(f"watchdog.step.{step}", config.lang))
+
+
+def of_end(incident: Incident, decision: Decision, tried: Sequence[Row], config: Config) -> Words:
+    """What is told when the ladder is at its end: a card was given up, or a person has to come."""
+    reason = text(f"watchdog.hindrance.{decision.reason or 'tried_all'}", config.lang)
+    return _of_ladder("gave_up", incident, config, reason=reason, steps=steps_done(tried, config))
+
+
+def _of_ladder(name: str, incident: Incident, config: Config, **more: str) -> Words:
+    lead = incident.lead.signal
+    values = {
+        "marks": marks(config, drill=incident.drill),
+        "host": config.host,
+        "what": headline(incident, lead, config),
+        "card": concerned(incident, lead, config),
+        "next": next_step(incident, lead, config),
+        "id": incident.id,
+        **more,
+    }
+    body = text(f"watchdog.body.{name}", config.lang, **values)
+    return Words(text(f"watchdog.title.{name}", config.lang, **values), _noted(incident, body, config))
 
 
 def marks(config: Config, *, drill: bool = False) -> str:

@@ -21,7 +21,7 @@ DRILL_DEADLINE_S = 20.0
 def command() -> None:
     """What the watchdog of this host sees, and whether its alerts arrive.
 
-    The watchdog observes and tells; it does not restart or reset anything yet.
+    What it may do by itself is the inventory's: watchdog_recovery.
     """
 
 
@@ -72,7 +72,12 @@ def lines(current: dict[str, Any], lang: Language) -> list[str]:
     head = {"marks": marks, "host": current["host"], "seen": gpus["seen"], "expected": gpus["expected"]}
     shown = [text("watchdog.status.head", lang, **head, open=len(found["open"]))]
     shown += [text("watchdog.status.simulated", lang)] if current["simulated"] else []
-    shown += [text("watchdog.status.observes", lang)] if current["observes_only"] else []
+    recovery = current["recovery"]
+    reboots = text("watchdog.status.reboots", lang, count=recovery["reboots_per_day"])
+    reboots = reboots if recovery["reboot"] else text("watchdog.status.no_reboots", lang)
+    shown.append("  " + text("watchdog.status.recovery", lang, policy=recovery["policy"], reboots=reboots))
+    if recovery["given_up"]:
+        shown.append("  " + text("watchdog.status.given_up", lang, cards=", ".join(recovery["given_up"])))
     shown += [text("watchdog.status.drill", lang)] if current["drill_allowed"] else []
     for card in gpus["cards"]:
         shown.append(f"  {text('watchdog.card.state.' + card['state'], lang):<14}{card['card']}{_figures(card)}")
@@ -85,6 +90,8 @@ def lines(current: dict[str, Any], lang: Language) -> list[str]:
     for incident in found["open"]:
         shown.append(f"  ! {_incident(incident, lang)}")
         shown.append("    " + text("watchdog.status.next", lang, next=incident["next"]))
+        shown.append("    " + text("watchdog.status.doing", lang, doing=incident["doing"]))
+        shown += [f"      {line}" for line in incident["tried"]]
     if found["recent"]:
         shown.append("  " + text("watchdog.status.recent", lang))
         shown += [f"    {_incident(incident, lang)}" for incident in found["recent"]]

@@ -1,10 +1,10 @@
-"""The watchdog: notices a dropped card, keeps an incident, tells people. It observes; it does not recover anything yet."""
+"""The watchdog: notices a dropped card, keeps an incident, tells people, and recovers what the inventory allows."""
 
 from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 from pyinfra.api.deploy import deploy
@@ -23,6 +23,8 @@ UNIT = "qwen-watchdog.service"
 CONFIG = "/etc/laoka/watchdog.toml"
 ALERT_URLS = "/etc/laoka/alert-urls"
 METRICS_ADDRESS = "127.0.0.1:9835"
+FENCE_ENV = "/var/lib/laoka/watchdog/fence.env"
+FENCE_DROP_IN = "/etc/systemd/system/qwen-serve.service.d/laoka-fence.conf"
 SIMULATED_KERNEL_LOG = "/srv/laoka-sandbox/kmsg"
 
 
@@ -33,6 +35,16 @@ class WatchdogSettings(RoleSettings):
     """File on your machine with apprise addresses, one a line; it is copied to the hosts for root only. None: no alerts."""
     completion_interval_s: float = 60
     """How often the watchdog asks the model server for a completion, in seconds."""
+    watchdog_recovery: Literal["observe", "engine-only", "full"] = "engine-only"
+    """What the watchdog may do by itself: nothing; restart the engine and apply the power cap; or also reset and rescan cards."""
+    watchdog_reboot: bool = False
+    """Whether policy full may also reboot the host."""
+    watchdog_reboots_per_day: int = 1
+    """Reboots and power cycles by the watchdog in 24 hours of its running time."""
+    power_cycle_command: tuple[str, ...] = ()
+    """Program and arguments that cut this host's power for a while, such as ("ipmitool", "chassis", "power", "cycle")."""
+    cuda_smoke_test: tuple[str, ...] = ()
+    """Program and arguments of a CUDA test on the host; a recovered card has to pass it. Empty: there is none."""
 
 
 def agent_config(
@@ -50,6 +62,13 @@ def agent_config(
         "completion_model": serving.served_model_name,
         "completion_interval_s": float(own.completion_interval_s),
         "judge_text": serving.serve_judge_text,
+        "recovery": own.watchdog_recovery,
+        "reboot": own.watchdog_reboot,
+        "reboots_per_day": own.watchdog_reboots_per_day,
+        "power_cycle_command": list(own.power_cycle_command),
+        "smoke_test": list(own.cuda_smoke_test),
+        "tensor_parallel": int(serving.serve_flags.get("tensor-parallel-size", 1)),
+        "engine_start_deadline_s": float(serving.serve_start_deadline_s),
         "gpu": [gpu.model_dump() for gpu in base.expected_gpus],
     }
     if base.simulated:
@@ -72,14 +91,21 @@ def watchdog() -> None:
         if not Path(urls).is_file():
             raise InventoryError(f"host {host.name}: alert_urls_file {urls} is not there: write one address a line into it")
     files.put(name="Where alerts go", src=urls, dest=ALERT_URLS, mode="600")
+    files.put(
+        name="The engine does not see a card that was given up",
+        src=StringIO(f"# laoka: written by the watchdog when it gives a card up.\n[Service]\nEnvironmentFile=-{FENCE_ENV}\n"),
+        dest=FENCE_DROP_IN,
+        mode="644",
+    )
     files.template(
         name="Unit", src=str(TEMPLATES / f"{UNIT}.j2"), dest=f"/etc/systemd/system/{UNIT}", mode="644",
         python=PYTHON, config_path=CONFIG, alert_urls_path=ALERT_URLS,
+        full=own.watchdog_recovery == "full",
     )  # fmt: skip
     run_unit(
         name="The watchdog runs, and sees the cards",
         unit=UNIT,
-        config=[f"/etc/systemd/system/{UNIT}", CONFIG, ALERT_URLS, f"{HOME}/current"],
+        config=[f"/etc/systemd/system/{UNIT}", CONFIG, ALERT_URLS, FENCE_DROP_IN, f"{HOME}/current"],
         test=http_test(f"http://{METRICS_ADDRESS}/metrics", "laoka_gpus_seen"),
         _timeout=120,
     )

@@ -127,7 +127,7 @@ def test_it_pets_systemd_and_says_what_it_sees(host: Host) -> None:
     host.start()
     pets = [words for words in (host.heard() for _ in range(4)) if "WATCHDOG=1" in words]
     assert len(pets) >= 3
-    assert pets[-1][1] == "STATUS=simulated card; 1 of 1 cards seen; 0 open incident(s); observing only"
+    assert pets[-1][1] == "STATUS=simulated card; 1 of 1 cards seen; 0 open incident(s); recovery engine-only"
 
 
 def test_wrong_settings_are_one_line_and_status_2(host: Host) -> None:

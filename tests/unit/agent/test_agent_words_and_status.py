@@ -16,7 +16,9 @@ from click.testing import CliRunner
 
 from laoka.agent import state, wording
 from laoka.agent.config import Config, ExpectedGpu
+from laoka.agent.history import Row
 from laoka.agent.incidents import Alert, Incident, Now, Seen, Tracker
+from laoka.agent.ladder import Attempt, Decision, Rung
 from laoka.agent.signals import CLASS_OF_KIND, Reading, Signal
 from laoka.catalog import xids
 from laoka.cli import watchdog
@@ -82,9 +84,18 @@ def test_an_unknown_xid_is_said_to_be_unknown() -> None:
     assert "Xid 9999 (not in the catalogue)" in body
 
 
-def test_it_says_that_it_only_observes() -> None:
-    assert "only observes" in wording.of_alert(alert(Signal("card_gone", "pci", BDF)), config()).body
-    assert "只观察" in wording.of_alert(alert(Signal("card_gone", "pci", BDF)), config("zh")).body
+def test_it_says_what_it_will_do_and_what_it_will_not() -> None:
+    signal = Signal("card_gone", "pci", BDF)
+    allowed = Decision("wait", "stop_users", "standing", (Rung("stop_users"), Rung("remove_rescan")))
+    forbidden = Decision("blocked", None, "policy", (Rung("stop_users", "policy"), Rung("remove_rescan", "policy")))
+    assert "does next, by itself: stop what uses the cards." in wording.of_alert(alert(signal), config(), allowed).body
+    body = wording.of_alert(alert(signal), config(), forbidden).body
+    assert "does nothing by itself: the inventory's recovery policy does not allow it. What it would do: take the card off" in body
+    assert "does nothing about this by itself" in wording.of_alert(alert(signal), config()).body
+    row = Row(Attempt(1, "x", "remove_rescan", 0.0, "recovered", "links at full width"), "card_gone", (BDF,), 0.0)
+    over = wording.of_alert(alert(signal, "recovered"), config(), None, (row,)).body
+    assert "look for it again: all is back (links at full width)" in over
+    assert "did not repair anything" in wording.of_alert(alert(signal, "recovered"), config()).body
 
 
 # ---- status ----
@@ -126,8 +137,8 @@ def test_status_of_a_healthy_host(tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert "box-7: 1 of 1 card(s) seen, 0 open incident(s)" in out
     assert "riser 2" in out
-    assert "never restarts or resets anything" in out
-    assert "仅观察" in status(written(tmp_path), lang="zh")[1]
+    assert "recovery: engine-only; reboots: never" in out
+    assert "自动恢复：engine-only；重启：不允许" in status(written(tmp_path), lang="zh")[1]
 
 
 def test_status_that_is_not_well(tmp_path: Path) -> None:
@@ -189,10 +200,11 @@ def test_message_for_a_test_is_marked() -> None:
 # ---- the unit ----
 
 
-def rendered() -> str:
+def rendered(*, full: bool = False) -> str:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     source = (ROOT / "templates/watchdog/qwen-watchdog.service.j2").read_text()
     values = {"python": sys.executable, "config_path": "/etc/laoka/watchdog.toml", "alert_urls_path": "/etc/laoka/alert-urls"}
+    values |= {"full": full}  # type: ignore[dict-item]
     return environment.from_string(source).render(values)
 
 
@@ -205,11 +217,22 @@ def test_the_unit_lets_it_see_what_it_watches() -> None:
     assert not any(line.startswith("DeviceAllow=") for line in lines)
 
 
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+def test_only_policy_full_may_touch_cards_and_modules() -> None:
+    mild, full = rendered().splitlines(), rendered(full=True).splitlines()
+    assert "ProtectKernelTunables=yes" in mild and "ProtectKernelModules=yes" in mild
+    assert "ProtectKernelTunables=yes" not in full and "ProtectKernelModules=yes" not in full
+    (capabilities,) = (line for line in mild if line.startswith("CapabilityBoundingSet="))
+    assert capabilities == "CapabilityBoundingSet=CAP_SYSLOG CAP_DAC_READ_SEARCH CAP_MKNOD"
+    (capabilities,) = (line for line in full if line.startswith("CapabilityBoundingSet="))
+    assert {"CAP_SYS_MODULE", "CAP_SYS_ADMIN", "CAP_KILL"} <= set(capabilities.partition("=")[2].split())
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_systemd_understands_the_unit(tmp_path: Path, full: bool) -> None:
     tool = shutil.which("systemd-analyze")
     assert tool, "systemd-analyze is missing: apt-get install systemd"
     unit = tmp_path / "qwen-watchdog.service"
-    unit.write_text(rendered())
+    unit.write_text(rendered(full=full))
     done = subprocess.run(
         [tool, "verify", "--recursive-errors=no", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
     )
