@@ -20,7 +20,7 @@ BDF = "0000:03:00.0"
 SECRET = "s3cr3t-token"
 
 
-def until(condition: Callable[[], Any], deadline_s: float = 8.0) -> Any:
+def until(condition: Callable[[], Any], deadline_s: float = 40.0) -> Any:
     """The first true value of the condition; what it is at the deadline otherwise."""
     end_s = time.monotonic() + deadline_s
     while time.monotonic() < end_s:
