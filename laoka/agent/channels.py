@@ -125,3 +125,12 @@ def send(url: str, title: str, body: str, kind: str) -> bool:
         return bool(service.notify(title=title, body=body, notify_type=kind_of, body_format=apprise.NotifyFormat.TEXT))
     except Exception:  # noqa: BLE001 - whatever a plugin raises, the channel failed; its text could hold secrets
         return False
+
+
+def beat(url: str) -> bool:
+    """Ask a heartbeat address once; its answer counts only by its status. Nothing of the address is ever printed."""
+    try:
+        with requests.get(url, timeout=(CONNECT_S, READ_S), stream=True) as answer:
+            return answer.ok
+    except (requests.RequestException, ValueError):
+        return False

@@ -65,6 +65,11 @@ class Config:
     alerts_per_hour: int = 20
     """What is above it in an hour is held back and told in one summary."""
 
+    quiet_hours: str = ""
+    """Local time in which only critical alerts are sent, as 22:30-07:00; the others come in one summary afterwards. Empty: none."""
+    heartbeat_interval_s: float = 60.0
+    """How often the heartbeat address of the alerts' file is asked while the watchdog lives."""
+
     nvml: Literal["required", "off"] = "required"
     nvml_interval_s: float = 30.0
     nvml_deadline_s: float = 10.0
@@ -153,6 +158,8 @@ def _checked(config: Config, name: str) -> Config:
         raise ConfigError(f"{name}: completion_model is missing: completion_url needs the served model's name")
     if config.alerts_per_hour < 1:
         raise ConfigError(f"{name}: alerts_per_hour must be 1 or more")
+    if config.quiet_hours and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d", config.quiet_hours):
+        raise ConfigError(f"{name}: quiet_hours {config.quiet_hours!r} is not like 22:30-07:00")
     if config.reboots_per_day < 1:
         raise ConfigError(f"{name}: reboots_per_day must be 1 or more; reboot = false means none")
     if config.reboot and config.recovery != "full":

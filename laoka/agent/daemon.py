@@ -21,10 +21,11 @@ from types import FrameType
 from typing import Any
 
 from laoka.agent import channels, evidence, incidents, outbox, state, store, wording
+from laoka.agent.clock import now as _now
 from laoka.agent.config import Config
 from laoka.agent.follow import boot_id
 from laoka.agent.history import Row
-from laoka.agent.incidents import Incident, Now, Step
+from laoka.agent.incidents import Incident, Step
 from laoka.agent.kernel_log import Position
 from laoka.agent.metrics import Metrics
 from laoka.agent.recovery import Begun, Recovery
@@ -38,6 +39,7 @@ STATE_EVERY_S = 2.0
 URLS_AGAIN_S = 30.0
 BATCH = 200
 NOTES_KEPT = 10
+HEARTBEAT_LATE_S = 30.0
 
 
 def say(line: str) -> None:
@@ -54,7 +56,7 @@ class Daemon:
         self.incident_folder = self.folder / "incidents"
         self.position_file = self.folder / "kernel-log.json"
         self.sensors = Sensors(config)
-        self.outbox = outbox.Outbox(self.folder / "outbox", per_hour=config.alerts_per_hour)
+        self.outbox = outbox.Outbox(self.folder / "outbox", per_hour=config.alerts_per_hour, quiet_hours=config.quiet_hours)
         self.metrics = Metrics(config)
         self.notifier = Notifier()
         self.readings: dict[str, Reading] = {}
@@ -62,10 +64,12 @@ class Daemon:
         self.unsaved: dict[str, Incident] = {}
         self.position: Position | None = None
         self.saved_position: Position | None = None
-        self.urls: tuple[str, ...] = ()
+        self.addresses = outbox.Addresses()
         self.urls_source = "not read yet"
         self.wake_sender = threading.Event()
         self.last_state = "{}"
+        self.looped_s = time.monotonic()
+        self.heartbeat_ok: bool | None = None
         self.recovery = Recovery(config, boot_id(), self._collect, self._wait_for_alerts, self.note)
         stored, faults = store.load(self.incident_folder)
         for line in (*faults, *self.outbox.faults):
@@ -90,11 +94,12 @@ class Daemon:
         self._read_urls()
         self.sensors.start(self._read_position())
         threading.Thread(target=self._send, name="alerts", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         ready = False
         pet_s = state_s = float("-inf")
         while not self.sensors.stopping.is_set():
             self._take(self._next_readings())
-            now_s = time.monotonic()
+            now_s = self.looped_s = time.monotonic()
             if not ready and "pci" in self.readings:
                 # Nobody asks before the first look at the bus is over: a metric of no card seen would be an alarm.
                 ready = True
@@ -170,7 +175,7 @@ class Daemon:
         return self._tell(f"{begun.step}-{begun.number}", begun.incident, words)
 
     def _tell(self, name: str, incident: Incident, words: wording.Words) -> bool:
-        if not self.outbox.put(f"{incident.id}-{name}", "step", words.title, words.body):
+        if not self.outbox.put(f"{incident.id}-{name}", "step", words.title, words.body, incident=incident.id):
             return False
         say(f"told: {words.title}")
         self.wake_sender.set()
@@ -205,7 +210,8 @@ class Daemon:
             words = wording.of_alert(alert, self.config, decision, self._tried(incident))
             # A later alert of the same incident is another one when it told of more than the one before.
             suffix = f"-{len(incident.told)}-{incident.told_rank}" if kind == "worse" else ""
-            self.outbox.put(f"{incident.id}-{kind}{suffix}", kind, words.title, words.body)
+            name = f"{incident.id}-{kind}{suffix}"
+            self.outbox.put(name, kind, words.title, words.body, severity=incident.severity, incident=incident.id)
             say(f"{kind}: {incident.class_of(alert.subject.signal)}: {alert.subject.signal.seen} [{incident.id}]")
             if kind == "opened":
                 self.metrics.incidents.labels(incident.incident_class).inc()
@@ -286,13 +292,14 @@ class Daemon:
 
     def _state(self) -> dict[str, Any]:
         alerts = {
-            "channels": len(self.urls),
+            "channels": len(self.addresses.urls),
             "source": self.urls_source,
             "waiting": self.outbox.waiting,
             "held": self.outbox.held,
             "failing": self.outbox.failing(),
             "delivered": self.outbox.delivered_total,
             "dropped": self.outbox.dropped,
+            "heartbeat": self.heartbeat_ok,
         }
         return state.build(
             self.config,
@@ -311,30 +318,33 @@ class Daemon:
     def _read_urls(self) -> bool:
         """Read the addresses (a credential or a file, which may change); False when they can't be read."""
         try:
-            self.urls, self.urls_source = outbox.read_urls(self.config.alert_urls_file)
+            self.addresses, self.urls_source = outbox.read_addresses(self.config.alert_urls_file)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            self.urls, self.urls_source = (), f"{self.config.alert_urls_file}: {reason}"
+            self.addresses, self.urls_source = outbox.Addresses(), f"{self.config.alert_urls_file}: {reason}"
             return False
         return True
 
+    def _beat(self) -> None:
+        """The heartbeat's thread: asks an address of the owner's while the main loop lives; whoever misses it raises the alarm."""
+        while not self.sensors.stopping.is_set():
+            if self.addresses.heartbeat and time.monotonic() - self.looped_s < HEARTBEAT_LATE_S:
+                self.heartbeat_ok = channels.beat(self.addresses.heartbeat)
+            self.sensors.stopping.wait(self.config.heartbeat_interval_s)
+
     def _send(self) -> None:
         """The sender's thread: delivers what waits."""
-        channels.load(self.urls)
+        channels.load(self.addresses.urls)
         again = text("watchdog.title.again", self.config.lang)
         wait_s = 0.0
         while not self.sensors.stopping.is_set():
             self.wake_sender.wait(min(wait_s, URLS_AGAIN_S))
             self.wake_sender.clear()
             try:
-                wait_s = self.outbox.deliver(self.urls, channels.send, again) if self._read_urls() else URLS_AGAIN_S
+                wait_s = self.outbox.deliver(self.addresses, channels.send, again) if self._read_urls() else URLS_AGAIN_S
             except Exception as error:  # noqa: BLE001 - the thread must go on; the text could hold an address
                 say(f"alerts: {type(error).__name__} while sending; trying again")
                 wait_s = URLS_AGAIN_S
-
-
-def _now() -> Now:
-    return Now(time.time(), time.monotonic())
 
 
 def run(config: Config) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from laoka.agent.clock import Now
 from laoka.agent.signals import CLASS_OF_KIND, LOSSES, SEVERITY_OF_CLASS, SYMPTOMS, Reading, Signal
 from laoka.catalog import xids
 
@@ -167,14 +168,6 @@ class Tracker:
     live: tuple[Live, ...] = ()
     burst_quiet_s: float = 180.0
     recovered_after_s: float = 30.0
-
-
-@dataclass(frozen=True)
-class Now:
-    """One moment on both clocks."""
-
-    unix_s: float
-    mono_s: float
 
 
 @dataclass(frozen=True)

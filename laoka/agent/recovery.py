@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from laoka.agent import act, ladder
+from laoka.agent.clock import Now
 from laoka.agent.config import Config
 from laoka.agent.history import History, Row
-from laoka.agent.incidents import Incident, Now, Tracker
+from laoka.agent.incidents import Incident, Tracker
 from laoka.agent.ladder import CardState, Case, Decision, Rules
 from laoka.agent.signals import Reading
 from laoka.catalog import xids

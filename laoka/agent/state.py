@@ -9,9 +9,10 @@ from typing import Any
 
 from laoka import __version__
 from laoka.agent import wording
+from laoka.agent.clock import Now
 from laoka.agent.config import Config
 from laoka.agent.history import Row
-from laoka.agent.incidents import Incident, Now, Tracker
+from laoka.agent.incidents import Incident, Tracker
 from laoka.agent.ladder import Decision
 from laoka.agent.signals import Reading
 

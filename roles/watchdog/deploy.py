@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
+from pydantic import Field
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -33,6 +34,8 @@ class WatchdogSettings(RoleSettings):
 
     alert_urls_file: str | None = None
     """File on your machine with apprise addresses, one a line; it is copied to the hosts for root only. None: no alerts."""
+    quiet_hours: str = Field("", pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$")
+    """The host's local time in which only critical alerts are sent, as 22:30-07:00; the others come in one summary afterwards."""
     completion_interval_s: float = 60
     """How often the watchdog asks the model server for a completion, in seconds."""
     watchdog_recovery: Literal["observe", "engine-only", "full"] = "engine-only"
@@ -62,6 +65,7 @@ def agent_config(
         "completion_model": serving.served_model_name,
         "completion_interval_s": float(own.completion_interval_s),
         "judge_text": serving.serve_judge_text,
+        "quiet_hours": own.quiet_hours,
         "recovery": own.watchdog_recovery,
         "reboot": own.watchdog_reboot,
         "reboots_per_day": own.watchdog_reboots_per_day,

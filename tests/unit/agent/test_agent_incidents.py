@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laoka.agent import incidents, store
-from laoka.agent.incidents import Alert, Incident, Now, Step, StoredError, Tracker, feed, from_json, resume, tick, to_json
+from laoka.agent.clock import Now
+from laoka.agent.incidents import Alert, Incident, Step, StoredError, Tracker, feed, from_json, resume, tick, to_json
 from laoka.agent.kernel_log import KmsgRecord, Stitcher, interesting, signal_of
 from laoka.agent.signals import CLASS_OF_KIND, SEVERITY_OF_CLASS, SYMPTOMS, Reading, Signal
 from laoka.catalog.messages import catalogue

@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from laoka.agent import state, wording
+from laoka.agent.clock import Now
 from laoka.agent.config import Config, ExpectedGpu
 from laoka.agent.history import Row
-from laoka.agent.incidents import Alert, Incident, Now, Seen, Tracker
+from laoka.agent.incidents import Alert, Incident, Seen, Tracker
 from laoka.agent.ladder import Attempt, Decision, Rung
 from laoka.agent.signals import CLASS_OF_KIND, Reading, Signal
 from laoka.catalog import xids
