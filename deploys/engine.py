@@ -2,6 +2,7 @@
 
 from pyinfra.context import host
 
+from roles.agent.deploy import agent
 from roles.base.deploy import base
 from roles.dflash2.deploy import dflash2
 from roles.engine.deploy import engine, engine_gate
@@ -11,7 +12,8 @@ from roles.settings import check_host
 
 check_host(host, ALL_SETTINGS)
 firmware()
-engine_gate()
+engine_gate(serves=False)
 base()
+agent()
 engine()
 dflash2()

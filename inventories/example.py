@@ -71,10 +71,14 @@ gpu_hosts = (
         "reboot": "ask",
         # CUDA 12.8 is what 1Cat-vLLM 1.5.1 compiles its last kernels with; CUDA 13 does not know a V100.
         "cuda_toolkit": "12-8",
-        # The V100's engine. laoka can't install it yet: deploys/full.py refuses these hosts before it changes anything;
-        # deploys/check.py, driver.py and watchdog.py work.
+        # The V100's engine; leave both lines out to have the lock's, or the best that the cards allow. A release that is newer than
+        # laoka's catalogue works by name once `laoka lock` has its hash from the release's own SHA256SUMS.
         "engine_name": "1cat-vllm",
         "engine_version": "1.5.1",
+        # Where its wheel is near you: a folder of the hosts (kept full, it needs no network), or a web folder with the wheel and
+        # SHA256SUMS. After them the release itself is asked.
+        "engine_wheelhouse": "/srv/wheels",
+        "engine_mirror": "http://192.168.7.2/wheels",
         "speculative": "auto",
         # --- the model ---
         # A revision is pinned by the hub's whole commit; `laoka model fetch NAME --revision main --dry` tells it. Sources are tried

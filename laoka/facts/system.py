@@ -47,6 +47,17 @@ class InstalledOf(FactBase[dict[str, str]]):
         return found
 
 
+class GlibcVersion(FactBase[str | None]):
+    """The host's glibc, such as "2.36"; None when it has none."""
+
+    def command(self) -> str:
+        return "getconf GNU_LIBC_VERSION 2>/dev/null || true"
+
+    def process(self, output: list[str]) -> str | None:
+        words = output[0].split() if output else []
+        return words[1] if len(words) == 2 and words[0] == "glibc" else None
+
+
 class AptListsStale(FactBase[bool]):
     """Whether apt's lists are missing, older than a day, or older than the sources and preferences that they come from."""
 

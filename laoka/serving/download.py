@@ -68,9 +68,10 @@ def _patiently(
     stop: threading.Event,
     say: Callable[[str], None],
     got_on: Callable[[], bool] = lambda: False,
+    tries: int | None = None,
 ) -> T:
-    """Repeat `attempt` until it returns; gives up after TRIES in a row that did not get on."""
-    failures = 0
+    """Repeat `attempt` until it returns; gives up after `tries` (TRIES) in a row that did not get on."""
+    failures, most = 0, tries or TRIES
     while True:
         wait_s: float | None = None
         try:
@@ -80,7 +81,7 @@ def _patiently(
         except requests.RequestException as error:
             why = reason(error)
         failures = 1 if got_on() else failures + 1
-        if failures >= TRIES:
+        if failures >= most:
             raise DownloadError(f"{what}: {why} ({failures} tries in a row)")
         pause_s = backoff_s(failures) if wait_s is None else wait_s
         if wait_s is not None or failures > 1:
@@ -127,7 +128,12 @@ def download(
 
 
 def get_text(
-    url: str, *, max_bytes: int, stop: threading.Event | None = None, say: Callable[[str], None] = lambda line: None
+    url: str,
+    *,
+    max_bytes: int,
+    stop: threading.Event | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    tries: int | None = None,
 ) -> tuple[str, str | None]:
     """The text behind an address, and the address of the next page where the answer names one.
 
@@ -148,7 +154,7 @@ def get_text(
         except UnicodeDecodeError:
             raise DownloadError(f"{url}: not text") from None
 
-    return _patiently(url, attempt, stop or threading.Event(), say)
+    return _patiently(url, attempt, stop or threading.Event(), say, tries=tries)
 
 
 def get_range(url: str, begin: int, end: int) -> bytes:

@@ -21,7 +21,8 @@ from typing import Literal
 from laoka.files import write_atomic
 from laoka.process import run
 from laoka.serving import completion
-from laoka.serving.unit_config import config_hash_command, stamp_of
+from laoka.serving.record import path_of, read_record
+from laoka.serving.unit_config import STAMPS, config_hash_command
 
 UNIT = "qwen-serve.service"
 SERVE_CONFIG = Path("/etc/qwen-serve/vllm.yaml")
@@ -56,7 +57,7 @@ class Meter:
     A refusal (a wrong key, a model of another name) counts as an answer: the meter has no key, the unit's own gate has.
     """
 
-    server: completion.Server
+    servers: tuple[completion.Server, ...]
     answers: list[float] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -68,8 +69,8 @@ class Meter:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            verdict = completion.ask(self.server, max_tokens=1, deadline_s=ASK_DEADLINE_S)
-            if verdict.healthy or verdict.kind == "refused":
+            verdicts = [completion.ask(server, max_tokens=1, deadline_s=ASK_DEADLINE_S) for server in self.servers]
+            if all(verdict.healthy or verdict.kind == "refused" for verdict in verdicts):
                 self.answers.append(time.monotonic())
             self._stop.wait(ASK_EVERY_S)
 
@@ -146,12 +147,9 @@ def short(target: str | None) -> str:
 
 
 def _switch_running(link: Path, target: str, previous: Path | None, unit: str, old: str | None, say: Say) -> Switched:
-    stamp, noted = stamp_of(unit), None
-    if stamp.is_file():
-        noted = stamp.read_text(encoding="utf-8").splitlines()
-    as_noted = bool(noted) and len(noted or []) > 1 and _hash_of(noted[1:]) == noted[0] if noted else False
+    stamps = right_stamps(link)
     was, new = short(old), short(target)
-    meter = Meter(served_at(SERVE_CONFIG))
+    meter = Meter(servers_here(SERVE_CONFIG))
     meter.start()
     answered = meter.wait_for_answer(0.0, ASK_DEADLINE_S)
     say(f"{unit} runs{'' if answered else ' but does not answer'}; switching {link} from {was} to {new}")
@@ -166,9 +164,9 @@ def _switch_running(link: Path, target: str, previous: Path | None, unit: str, o
     restart_s = time.monotonic() - began
     if why is None:
         meter.stop()
-        if as_noted and noted:
+        for stamp, paths in stamps:
             # The unit runs with the present configuration: no need for the next deploy to restart it again.
-            write_atomic(stamp, "\n".join([_hash_of(noted[1:]), *noted[1:]]) + "\n")
+            write_atomic(stamp, "\n".join([_hash_of(paths), *paths]) + "\n")
         gap_s = meter.longest_gap_s(began) if answered else None
         downtime = f"{gap_s:.1f} s without an answer" if gap_s is not None else "it did not answer before"
         say(f"{unit} answers with {new}: {downtime}, {restart_s:.1f} s from switch to answer")
@@ -209,7 +207,7 @@ def _restart(unit: str, meter: Meter) -> str | None:
         state = state_of(dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line), began)
     if state == "up" and meter.wait_for_answer(began, ANSWER_DEADLINE_S):
         return None
-    why = last_words(unit, began_unix_s)
+    why = why_failed(unit, began_unix_s)
     # Restart=always would try the broken one for ever, and hold up the way back.
     run(["systemctl", "stop", unit], deadline_s=120)
     if state == "died":
@@ -247,6 +245,14 @@ def state_of(properties: Mapping[str, str], began: float) -> State:
     return "died" if active == "inactive" and not pending and time.monotonic() - began > SETTLE_S else "starting"
 
 
+def why_failed(unit: str, since_unix_s: float) -> str:
+    """Why a unit failed: as its own record names it, with the cause that its log tells of."""
+    record = read_record(path_of(unit))
+    named = record.kind if record is not None and record.state == "failed" and record.since_unix_s >= since_unix_s else ""
+    words = last_words(unit, since_unix_s) or (record.detail if named and record is not None else "")
+    return f"{named}: {words}" if named else words
+
+
 def last_words(unit: str, since_unix_s: float) -> str:
     """Why a unit failed, by its log: the last exception in it with the line that follows, in at most 300 characters."""
     log = run(["journalctl", "-u", unit, f"--since=@{since_unix_s:.0f}", "-n", "2000", "-o", "cat", "--no-pager"], deadline_s=30)
@@ -263,6 +269,22 @@ def failure_in(log: str) -> str:
             return f"{found[1].rsplit('.', 1)[-1]}: {found[2]} {more}".strip()[:300]
     own = [line for line in lines if line and not re.match(r"\S+\.service: ", line)]
     return (own or [""])[-1][:300]
+
+
+def right_stamps(link: Path) -> list[tuple[Path, list[str]]]:
+    """Stamps of units that run with the present configuration and have this link in it, with the paths that they hash."""
+    found = []
+    for stamp in sorted(Path(STAMPS).glob("*.config")):
+        noted = stamp.read_text(encoding="utf-8").splitlines()
+        if str(link) in noted[1:] and _hash_of(noted[1:]) == noted[0]:
+            found.append((stamp, noted[1:]))
+    return found
+
+
+def servers_here(config: Path) -> tuple[completion.Server, ...]:
+    """Where this host's servers answer: the one of `config`, or one for each instance, whose files lie in folders beside it."""
+    files = [config] if config.is_file() else sorted(config.parent.glob(f"*/{config.name}"))
+    return tuple(served_at(file) for file in files) or (served_at(config),)
 
 
 def served_at(config: Path) -> completion.Server:

@@ -29,6 +29,6 @@ class SpeculativeSettings(RoleSettings):
 def dflash2() -> None:
     """Decide, say why, and leave the decision on the host."""
     gpus = len(BaseSettings.of(host).expected_gpus)
-    decision = decide(SpeculativeSettings.of(host).speculative, EngineSettings.of(host).engine_name, gpus)
+    decision = decide(SpeculativeSettings.of(host).speculative, EngineSettings.of(host).engine_name or "", gpus)
     content = json.dumps({"method": decision.method, "reason": decision.reason}, indent=2) + "\n"
     files.put(name=f"DFlash2 {decision.reason}", src=StringIO(content), dest=DECISION, mode="644")

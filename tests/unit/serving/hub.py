@@ -93,6 +93,12 @@ def _handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
             else:
                 self._plain(404, b"")
 
+        def do_HEAD(self) -> None:
+            content = hub.files.get(unquote(urlsplit(self.path).path).split("/", 2)[-1])
+            self.send_response(404 if content is None else 200)
+            self.send_header("Content-Length", str(len(content or b"")))
+            self.end_headers()
+
         def _tree(self, begin: int) -> None:
             listed: list[dict[str, object]] = [{"type": "directory", "oid": "0" * 40, "size": 0, "path": "sub"}]
             for path, content in sorted(hub.files.items()):

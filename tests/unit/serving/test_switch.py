@@ -18,7 +18,7 @@ import pytest
 
 from laoka.process import run
 from laoka.serving import switch as switch_module
-from laoka.serving.switch import SwitchError, failure_in, main, served_at, set_link, state_of, switch, target_of
+from laoka.serving.switch import SwitchError, failure_in, main, served_at, servers_here, set_link, state_of, switch, target_of
 from laoka.serving.unit_config import config_hash_command
 
 # `restart` fails when what the link points to says "broken"; every call is noted.
@@ -72,7 +72,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(switch_module, "ANSWER_DEADLINE_S", 2.0)
     monkeypatch.setattr(switch_module, "ASK_DEADLINE_S", 1.0)
     monkeypatch.setattr(switch_module, "ASK_EVERY_S", 0.05)
-    monkeypatch.setattr(switch_module, "stamp_of", lambda unit: tmp_path / "stamp")
+    monkeypatch.setattr(switch_module, "STAMPS", str(tmp_path))
     yield tmp_path
     with contextlib.suppress(OSError):
         server.shutdown()
@@ -139,7 +139,7 @@ def test_what_is_not_there_is_not_switched_to(place: Path) -> None:
 def test_a_deploy_that_follows_finds_the_configuration_noted(place: Path) -> None:
     """The stamp is renewed when it was right before the switch, and left when it was not: then a restart is still due."""
     paths = [str(place / "vllm.yaml"), str(place / "current")]
-    stamp = place / "stamp"
+    stamp = place / "unit.service.config"
 
     def now() -> str:
         return run(["sh", "-c", config_hash_command(paths)], deadline_s=10).stdout.strip()
@@ -250,3 +250,12 @@ def test_where_the_server_answers_is_read_from_its_configuration(tmp_path: Path,
     server = served_at(tmp_path / "c")
     assert (server.url, server.model) == (url, name)
     assert served_at(tmp_path / "missing").url == "http://127.0.0.1:8000"
+
+
+def test_instances_are_all_asked(tmp_path: Path) -> None:
+    for name, port in (("a", 8001), ("b", 8002)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vllm.yaml").write_text(f"port: {port}\n")
+    assert [server.url for server in servers_here(tmp_path / "vllm.yaml")] == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
+    (tmp_path / "vllm.yaml").write_text("port: 8000\n")
+    assert [server.url for server in servers_here(tmp_path / "vllm.yaml")] == ["http://127.0.0.1:8000"]
