@@ -13,7 +13,7 @@ from roles.gateway.deploy import gateway
 from roles.kernel.deploy import kernel
 from roles.model.deploy import model
 from roles.monitoring.deploy import monitoring
-from roles.power.deploy import power
+from roles.power.deploy import power, power_gate
 from roles.registry import ALL_SETTINGS
 from roles.serve.deploy import serve
 from roles.settings import check_host
@@ -22,6 +22,7 @@ from roles.watchdog.deploy import watchdog
 check_host(host, ALL_SETTINGS)
 firmware()
 engine_gate()
+power_gate()
 base()
 kernel()
 driver()

@@ -36,6 +36,14 @@ def ops_host() -> Iterator[HostFolder]:
 
 
 @pytest.fixture(scope="session")
+def driver_hosts() -> Iterator[tuple[HostFolder, HostFolder]]:
+    """Two bare hosts for the driver's tests."""
+    for lab in _lab("drv"):
+        first, second = hosts.up(lab, 2, print)
+        yield first, second
+
+
+@pytest.fixture(scope="session")
 def pair(tests_lab: Lab) -> tuple[HostFolder, HostFolder]:
     first, second = hosts.up(tests_lab, 2, print)
     faults.apply(second, "above-4g-off", clear=False)

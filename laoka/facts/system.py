@@ -169,6 +169,10 @@ class UnitState:
         return dict(vars(self))
 
 
+# static: there is nothing to enable, others start it (udev does, for Ubuntu's nvidia-persistenced).
+STARTED_AT_BOOT = ("enabled", "static", "indirect", "generated", "alias")
+
+
 class UnitRuns(FactBase[UnitState]):
     """State of a unit against the files and links it is made of, and the hash laoka noted when it last started well."""
 
@@ -186,7 +190,7 @@ class UnitRuns(FactBase[UnitState]):
         values = dict(line.split("=", 1) for line in output if "=" in line)
         return UnitState(
             active=values.get("ActiveState") == "active",
-            enabled=values.get("UnitFileState") == "enabled",
+            enabled=values.get("UnitFileState") in STARTED_AT_BOOT,
             config_sha256=values.get("Config", ""),
             running_sha256=values.get("Noted", ""),
             works=values.get("Works") == "yes",

@@ -106,7 +106,7 @@ def plan(wish: Wish) -> tuple[Change | None, DriverState, Journal]:
     ]
     # apt simulates with the pins of this run, whether they are written yet or not.
     requests = {
-        label: [*ask, *target.packages(built=built), *(f"{name}-" for name in plain.remove)]
+        label: [*ask, *plain.kernel, *target.packages(built=built), *(f"{name}-" for name in plain.remove)]
         for label, built in (("built", True), ("dkms", False))
     }
     answers = host.get_fact(AptSimulations, requests=requests, preferences=wish.preferences)
@@ -206,10 +206,9 @@ def driver_change(wish: Wish) -> Steps:
         yield commands.step("hold")
         return
     yield from wait_for_apt(wish.lang, wish.lock_wait_s)
-    yield commands.step("begin")
-    if change.activation in ("reload", "reboot") or change.install:
-        _step("doing_drain", wish.lang, deadline_s=wish.drain_deadline_s)
-        yield commands.step("drain", wish.metrics_url, str(wish.drain_deadline_s))
+    yield commands.step("begin", *change.kernel)
+    if not change.quiet and (change.install or change.activation in ("reload", "reboot")):
+        yield from _drain(wish)
     if change.install:
         _step("doing_apt", wish.lang)
         yield commands.step_as_unit(APT_DEADLINE_S, *commands.install(wish.target.first, change.install, change.remove))
@@ -229,6 +228,8 @@ def driver_change(wish: Wish) -> Steps:
             yield from _go_back(wish, before, why)
             return
     yield from _pin(wish)
+    if change.quiet:
+        yield from _drain(wish)
     why = yield from _activate(wish)
     if why is None:
         why = _unserving(wish)
@@ -240,6 +241,11 @@ def driver_change(wish: Wish) -> Steps:
     now = look()
     yield commands.step("finish", f"driver {now.loaded} on {now.running_kernel}, was {before.loaded or 'none'}")
     _say("done", wish.lang, version=now.loaded, kernel=now.running_kernel, gpus=now.gpus)
+
+
+def _drain(wish: Wish) -> Steps:
+    _step("doing_drain", wish.lang, deadline_s=wish.drain_deadline_s)
+    yield commands.step("drain", wish.metrics_url, str(wish.drain_deadline_s))
 
 
 def _last(said: str) -> str:

@@ -76,11 +76,13 @@ stage() {
     done
 }
 
-# Note what is installed, unless a change that did not end noted it already: that is the way back.
+# begin KERNEL_PACKAGE...: note what is installed, and which packages of a kernel will come, unless a change that did not end noted
+# it already: that is the way back.
 begin() {
     mkdir -p "$change"
     [ -e "$change/before" ] && return
     uname -r >"$change/kernel"
+    printf '%s\n' "$@" >"$change/new-kernel"
     ours >"$change/before.new"
     sync -f "$change/before.new"
     mv "$change/before.new" "$change/before"
@@ -109,10 +111,16 @@ drain() {
     return 0
 }
 
+# Hold what belongs to the driver, and the kernels that have a module of it; apt's autoremove leaves both alone.
 hold() {
     names=$(ours | cut -d= -f1)
+    for folder in /lib/modules/*/; do
+        kernel=$(basename "$folder")
+        modinfo -k "$kernel" nvidia >/dev/null 2>&1 || continue
+        names="$names $(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "linux-*-$kernel" 2>/dev/null | sed -n 's/^installed //p' | tr '\n' ' ')"
+    done
     # shellcheck disable=SC2086
-    [ -z "$names" ] || apt-mark -qq hold $names
+    [ -z "${names# }" ] || { apt-mark -qq hold $names && apt-mark -qq manual $names; }
 }
 
 # install FIRST... -- PACKAGE...: have dpkg end what it began, then install, and hold what belongs to the driver.
@@ -145,13 +153,16 @@ load() {
 undo() {
     dpkg --configure -a
     cd "$debs" || return 1
-    back= gone=
+    back= gone=$(cat "$change/new-kernel" 2>/dev/null | tr '\n' ' ')
     for deb in *.deb; do
         [ -e "$deb" ] && grep -qxF "$(name_of "$deb")" "$change/before" && back="$back ./$deb"
     done
     for name in $(ours | cut -d= -f1); do
         grep -q "^$name=" "$change/before" || gone="$gone $name"
     done
+    gone=$(for name in $gone; do
+        case $(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null) in "" | not-installed | config-files) ;; *) echo "$name" ;; esac
+    done)
     if [ -n "$back$gone" ]; then
         # shellcheck disable=SC2086,SC2046
         apt -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::Preferences=/dev/null \

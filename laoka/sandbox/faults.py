@@ -32,6 +32,14 @@ def catalogue() -> dict[str, Fault]:
     }
     about = "simulated: the board has Above 4G Decoding off, so the card's BAR1 has no place"
     simulated[ABOVE_4G_OFF] = Fault(ABOVE_4G_OFF, about, _board(False), _board(True))
+    about = "simulated: Secure Boot is on, so the kernel takes no module that nobody signed"
+    simulated["secure-boot"] = Fault("secure-boot", about, _marker("secure-boot", True), _marker("secure-boot", False))
+    about = "the stand-in DKMS packages fail to build their module, as with a kernel that the driver does not know"
+    simulated["dkms-fails"] = Fault("dkms-fails", about, _marker("dkms-fails", True), _marker("dkms-fails", False))
+    about = "simulated: the loaded module does not let go, as when something unknown has the card open"
+    simulated["module-held"] = Fault("module-held", about, _marker("module-held", True), _marker("module-held", False))
+    about = "the host does not come back from its next reboot; up boots it again"
+    simulated["no-return"] = Fault("no-return", about, _switch("no-return", True), _switch("no-return", False))
     real = {
         "engine-killed": Fault("engine-killed", "the engine's process is killed with SIGKILL", _signal(ENGINE, "KILL"), None),
         "engine-frozen": Fault(
@@ -77,7 +85,19 @@ def _card_cleared(name: str) -> Callable[[HostFolder], None]:
 def active(host: HostFolder) -> tuple[str, ...]:
     """Names of the faults of a host's card and board that are on now."""
     names = tuple(fault.name for fault in card.active_faults(host.card))
-    return (*names, ABOVE_4G_OFF) if _board_marker(host).exists() else names
+    more = [name for name in ("secure-boot", "dkms-fails", "module-held") if (host.card / name).exists()]
+    more += [name for name in (ABOVE_4G_OFF, "no-return") if (host.folder / name).exists()]
+    return (*names, *more)
+
+
+def _marker(name: str, on: bool) -> Callable[[HostFolder], None]:
+    """A file beside the simulated card, which the host's stand-ins look for."""
+    return lambda host: (host.card / name).touch() if on else (host.card / name).unlink(missing_ok=True)
+
+
+def _switch(name: str, on: bool) -> Callable[[HostFolder], None]:
+    """A file beside the host, which its supervisor looks for."""
+    return lambda host: (host.folder / name).touch() if on else (host.folder / name).unlink(missing_ok=True)
 
 
 def _board_marker(host: HostFolder) -> Path:

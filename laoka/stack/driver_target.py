@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -38,7 +38,7 @@ class DriverTarget:
     """The driver that a host is to have.
 
     `version` None: whichever version of the branch the archive has. `kernel` the release of the kernel that it is for,
-    6.8.0-124-generic.
+    6.8.0-124-generic; `kernel_named` says that somebody asked for it, so that its packages are installed where they are not.
     """
 
     source: PackageSource
@@ -46,6 +46,7 @@ class DriverTarget:
     version: str | None
     flavour: Flavour
     kernel: str
+    kernel_named: bool = False
 
     @property
     def version_glob(self) -> str:
@@ -69,6 +70,21 @@ class DriverTarget:
         """Names that have to be installed before."""
         return _named(self.source.first, self.branch, self.kernel)
 
+    def kernel_packages(self, running: str, installed: Collection[str], *, built: bool) -> tuple[str, ...]:
+        """Names of the kernel's packages that have to be there.
+
+        All of it when the kernel was asked for, with what the running one has beyond that; else its headers where DKMS builds.
+        """
+        row = kernel_row(self.source)
+        if not self.kernel_named:
+            return () if built else tuple(name for name in _named(row.packages, "", self.kernel) if "-headers-" in name)
+        more = [
+            new
+            for new, old in zip(_named(row.optional, "", self.kernel), _named(row.optional, "", running), strict=True)
+            if old in installed
+        ]
+        return (*_named(row.packages, "", self.kernel), *more)
+
     @property
     def built_modules(self) -> tuple[str, ...]:
         """Names of module packages that the archive may have built for the kernel; none when it builds none."""
@@ -83,6 +99,14 @@ class Pin:
     packages: tuple[str, ...]
     pin: str
     priority: int
+
+
+def kernel_row(source: PackageSource) -> KernelPackages:
+    """What a kernel is called where a source's packages come from."""
+    found = next((row for release in source.releases if (row := catalogue.kernel_packages(release)) is not None), None)
+    if found is None:
+        raise TargetError(f"the catalogue names no kernel packages for {source.id}")
+    return found
 
 
 def package_names(source: PackageSource, branch: str, flavour: Flavour, kernel: str | None) -> tuple[str, ...]:
@@ -101,7 +125,14 @@ def upstream_version(version: str) -> str:
 
 
 def target_of(
-    release_id: str, branch: str, version: str | None, flavour: Flavour, kernel: str, source_id: str | None = None
+    release_id: str,
+    branch: str,
+    version: str | None,
+    flavour: Flavour,
+    kernel: str,
+    source_id: str | None = None,
+    *,
+    kernel_named: bool = False,
 ) -> DriverTarget:
     """The target for a host.
 
@@ -118,7 +149,7 @@ def target_of(
                     f"no driver packages are known for {release_id}: Ubuntu 22.04 to 26.04 and Debian 12 and 13 have them"
                 )
             if row.id != release_id:
-                return target_of(row.id, branch, version, flavour, kernel)
+                return target_of(row.id, branch, version, flavour, kernel, kernel_named=kernel_named)
             raise TargetError(
                 f"no archive for {release_id} offers driver branch {branch} (known: {', '.join(known)}): set driver_branch"
             )
@@ -138,10 +169,12 @@ def target_of(
         )
     if version is not None and not version.startswith(f"{branch}."):
         raise TargetError(f"driver version {version} is not of branch {branch}")
-    return DriverTarget(source, branch, version, flavour, kernel)
+    return DriverTarget(source, branch, version, flavour, kernel, kernel_named)
 
 
-def target_from_lock(stack: Mapping[str, Any], release_id: str, kernel: str, source_id: str | None = None) -> DriverTarget | None:
+def target_from_lock(
+    stack: Mapping[str, Any], release_id: str, kernel: str, source_id: str | None = None, *, kernel_named: bool = False
+) -> DriverTarget | None:
     """The target that a lock fixes for a host; None when its stack has no driver (an engine for CPU).
 
     Arguments: `release_id` and `kernel` what the host runs (or is to run). Errors: TargetError, also when the lock is for another
@@ -153,7 +186,8 @@ def target_from_lock(stack: Mapping[str, Any], release_id: str, kernel: str, sou
     if source_id is None and (row.id if row else release_id) != stack.get("os_release"):
         raise TargetError(f"the host is {release_id}, its lock is for {stack.get('os_release')}: correct os_release and lock again")
     source = source_id or stack.get("driver_source")
-    return target_of(release_id, stack["driver_branch"], stack.get("driver_version"), stack["module_flavour"], kernel, source)
+    branch, version, flavour = stack["driver_branch"], stack.get("driver_version"), stack["module_flavour"]
+    return target_of(release_id, branch, version, flavour, kernel, source, kernel_named=kernel_named)
 
 
 def wished_driver(cards: Sequence[Card], wish: DriverWish | None) -> tuple[str, str | None, Flavour]:
@@ -249,13 +283,8 @@ def preferences(pins: Iterable[Pin], what: str = "") -> str:
 
 
 def kernel_names(row: KernelPackages, kernel: str) -> tuple[str, ...]:
-    """Names of a kernel's packages, those that are optional left out."""
-    return _named(row.packages, "", kernel)
-
-
-def optional_names(row: KernelPackages, kernel: str) -> tuple[str, ...]:
-    """Names of a kernel's packages that not every archive has."""
-    return _named(row.optional, "", kernel)
+    """Names of all packages that a kernel may have."""
+    return _named((*row.packages, *row.optional), "", kernel)
 
 
 # unattended-upgrades reads regular expressions that match from the start of a name.

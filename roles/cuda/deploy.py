@@ -1,4 +1,4 @@
-"""The CUDA toolkit, where the engine compiles kernels on the host; otherwise nothing, and why."""
+"""The CUDA toolkit, where the engine compiles kernels on the host, and nothing beside it; otherwise none at all, and why."""
 
 from __future__ import annotations
 
@@ -8,30 +8,66 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
+from laoka.catalog.messages import Language
+from laoka.operations.cuda import clear_toolkits, nvcc_says
 from laoka.operations.steps import apt_hold, apt_install
-from roles.settings import RoleSettings
+from laoka.stack.cuda_toolkits import dashed
+from roles.base.deploy import BaseSettings
+from roles.plan import locked_stack
+from roles.settings import InventoryError, RoleSettings
+
+SHELLS = "/etc/profile.d/laoka-cuda.sh"
+UNITS = "/etc/systemd/system/qwen-serve.service.d/laoka-cuda.conf"
 
 
 class CudaSettings(RoleSettings):
     """Settings of the CUDA toolkit."""
 
     cuda_toolkit: str | None = None
-    """Toolkit to install, such as 12-8 for package cuda-toolkit-12-8; None installs none. CUDA 13 does not know a V100."""
+    """Toolkit, such as 12-8 for package cuda-toolkit-12-8, or none; None takes what the lock's engine needs."""
+    cuda_remove: bool = False
+    """True: an accidental CUDA 13, a second or a distribution's toolkit is removed; it is only told otherwise."""
+
+
+def wanted_toolkit() -> str | None:
+    """The toolkit of this host, "12-8", or None: by its inventory, else by its lock. Errors: InventoryError for CUDA 13."""
+    own = CudaSettings.of(host).cuda_toolkit
+    wanted = own if own is not None else locked_stack(host).get("cuda_toolkit")
+    if wanted is None or str(wanted).lower() == "none":
+        return None
+    if not dashed(str(wanted)).startswith("12-"):
+        raise InventoryError(f"host {host.name}: cuda_toolkit {wanted}: a V100 needs CUDA 12, such as 12-8; CUDA 13 has no V100")
+    return dashed(str(wanted))
 
 
 @deploy("CUDA")
 def cuda() -> None:
-    """Install exactly one toolkit package (never `cuda`, which brings a driver) and say where it lies."""
-    settings = CudaSettings.of(host)
-    if settings.cuda_toolkit is None:
-        host.noop("no CUDA toolkit: none is asked for (cuda_toolkit in the inventory)")
+    """Install exactly one toolkit package (never `cuda`, which brings a driver), say where it lies, and clear what is beside it."""
+    settings, base = CudaSettings.of(host), BaseSettings.of(host)
+    lang: Language = "zh" if base.lang == "zh" else "en"
+    wanted = wanted_toolkit()
+    clear_toolkits(name="No other CUDA toolkit", wanted=wanted, remove=settings.cuda_remove, lang=lang)
+    if wanted is None:
+        host.noop("no CUDA toolkit: the engine needs none, and none is asked for (cuda_toolkit in the inventory)")
+        for path in (SHELLS, UNITS):
+            files.file(name=f"No CUDA_HOME in {path}", path=path, present=False)
         return
-    package = f"cuda-toolkit-{settings.cuda_toolkit}"
-    home = f"/usr/local/cuda-{settings.cuda_toolkit.replace('-', '.')}"
+    package = f"cuda-toolkit-{wanted}"
+    home = f"/usr/local/cuda-{wanted.replace('-', '.')}"
     apt_install(name=f"Install {package}", packages=[package])
     apt_hold(name="Hold the toolkit", packages=[package], certain=[package])
     files.put(
         name="CUDA_HOME for shells",
         src=StringIO(f"export CUDA_HOME={home}\nexport PATH=$CUDA_HOME/bin:$PATH\n"),
-        dest="/etc/profile.d/laoka-cuda.sh",
+        dest=SHELLS,
+    )
+    head = "# laoka: where the engine finds the CUDA toolkit. Do not edit: laoka rewrites it.\n"
+    files.put(
+        name="CUDA_HOME for the engine",
+        src=StringIO(f"{head}[Service]\nEnvironment=CUDA_HOME={home}\n"),
+        dest=UNITS,
+        create_remote_dir=True,
+    )
+    nvcc_says(
+        name=f"nvcc is of CUDA {wanted.replace('-', '.')}", path=f"{home}/bin/nvcc", release=wanted.replace("-", "."), lang=lang
     )

@@ -8,7 +8,6 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from laoka.catalog.drivers import KernelPackages, kernel_packages
 from laoka.catalog.messages import Language
 from laoka.operations.driver import Wish, driver_change, driver_gate, driver_stage, prove_pins
 from laoka.operations.steps import STAMPS, refuse, until_stamped
@@ -29,13 +28,6 @@ TYPED_TOO = (
     "libnvidia-compute", "linux-image-generic", "linux-image-amd64", "linux-headers-generic",
 )  # fmt: skip
 SERIAL_DEADLINE_S = 4 * 3600
-
-
-def kernel_row(target: DriverTarget) -> KernelPackages:
-    """Names of kernel packages where the driver's packages come from."""
-    found = next((row for release in target.source.releases if (row := kernel_packages(release)) is not None), None)
-    assert found is not None, f"the catalogue names no kernel packages for {target.source.id}"
-    return found
 
 
 def pins_text(target: DriverTarget) -> str:

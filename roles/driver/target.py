@@ -20,11 +20,13 @@ def wanted(host: Host) -> DriverTarget | str | None:
     kernel = plan.kernel or running
     try:
         if stack:
-            return target_from_lock(stack, release, kernel, plan.driver_source)
+            return target_from_lock(stack, release, kernel, plan.driver_source or None, kernel_named=plan.kernel is not None)
         if not base.expected_gpus:
             return None
         wish = parse_driver(plan.driver or DriverSettings.of(host).driver_branch)
         branch, version, flavour = wished_driver(tuple(card_of(gpu.device_id) for gpu in base.expected_gpus), wish)
-        return target_of(release, branch, version, flavour, kernel, plan.driver_source)
+        return target_of(
+            release, branch, version, flavour, kernel, plan.driver_source or None, kernel_named=plan.kernel is not None
+        )
     except (TargetError, RequestError) as error:
         return str(error)

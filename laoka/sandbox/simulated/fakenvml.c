@@ -655,6 +655,23 @@ EXPORT nvml_return nvmlDeviceSetPersistenceMode(gpu_handle gpu, unsigned mode) {
     return mode > 1 ? INVALID_ARGUMENT : store_gpu(gpu, "persistence", mode);
 }
 
+/* As on a real card, the mode is pending until the next boot. */
+EXPORT nvml_return nvmlDeviceSetEccMode(gpu_handle gpu, unsigned mode) {
+    unsigned now;
+    nvml_return result = unsigned_value(gpu, "ecc_mode", &now);
+    if (result != SUCCESS)
+        return result;
+    return mode > 1 ? INVALID_ARGUMENT : store_gpu(gpu, "ecc_mode_pending", mode);
+}
+
+EXPORT nvml_return nvmlDeviceSetComputeMode(gpu_handle gpu, unsigned mode) {
+    unsigned now;
+    nvml_return result = unsigned_value(gpu, "compute_mode", &now);
+    if (result != SUCCESS)
+        return result;
+    return mode > 3 || mode == 1 ? INVALID_ARGUMENT : store_gpu(gpu, "compute_mode", mode);
+}
+
 static nvml_return clock_value(gpu_handle gpu, const char *prefix, unsigned kind, unsigned *mhz) {
     static const char *const names[] = {"graphics", "sm", "memory", "video"};
     char name[64];
@@ -670,6 +687,24 @@ EXPORT nvml_return nvmlDeviceGetClockInfo(gpu_handle gpu, unsigned kind, unsigne
 
 EXPORT nvml_return nvmlDeviceGetMaxClockInfo(gpu_handle gpu, unsigned kind, unsigned *mhz) {
     return clock_value(gpu, "max_clock", kind, mhz);
+}
+
+/* Application clocks: what was set, else not supported (the defaults of a card are not known here). */
+EXPORT nvml_return nvmlDeviceGetApplicationsClock(gpu_handle gpu, unsigned kind, unsigned *mhz) {
+    return kind == 0 || kind == 2 ? clock_value(gpu, "application_clock", kind, mhz) : NOT_SUPPORTED;
+}
+
+EXPORT nvml_return nvmlDeviceSetApplicationsClocks(gpu_handle gpu, unsigned memory_mhz, unsigned graphics_mhz) {
+    unsigned memory_max, graphics_max;
+    nvml_return result = nvmlDeviceGetMaxClockInfo(gpu, 2, &memory_max);
+    if (result == SUCCESS)
+        result = nvmlDeviceGetMaxClockInfo(gpu, 0, &graphics_max);
+    if (result != SUCCESS)
+        return result;
+    if (memory_mhz != memory_max || graphics_mhz > graphics_max || graphics_mhz < 135)
+        return INVALID_ARGUMENT; /* HBM2 has one clock */
+    result = store_gpu(gpu, "application_clock_memory_mhz", memory_mhz);
+    return result != SUCCESS ? result : store_gpu(gpu, "application_clock_graphics_mhz", graphics_mhz);
 }
 
 EXPORT nvml_return nvmlDeviceGetCurrentClocksEventReasons(gpu_handle gpu, unsigned long long *reasons) {
@@ -865,7 +900,6 @@ EXPORT nvml_return nvmlDeviceGetFieldValues(gpu_handle gpu, int count, field_val
     EXPORT nvml_return function(void) { return NOT_SUPPORTED; }
 UNSUPPORTED(nvmlDeviceClearEccErrorCounts)
 UNSUPPORTED(nvmlDeviceGetAccountingMode)
-UNSUPPORTED(nvmlDeviceGetApplicationsClock)
 UNSUPPORTED(nvmlDeviceGetAutoBoostedClocksEnabled)
 UNSUPPORTED(nvmlDeviceGetBridgeChipInfo)
 UNSUPPORTED(nvmlDeviceGetClock)
@@ -897,9 +931,6 @@ UNSUPPORTED(nvmlDeviceIsMigDeviceHandle)
 UNSUPPORTED(nvmlDeviceRegisterEvents)
 UNSUPPORTED(nvmlDeviceResetApplicationsClocks)
 UNSUPPORTED(nvmlDeviceResetGpuLockedClocks)
-UNSUPPORTED(nvmlDeviceSetApplicationsClocks)
-UNSUPPORTED(nvmlDeviceSetComputeMode)
-UNSUPPORTED(nvmlDeviceSetEccMode)
 UNSUPPORTED(nvmlDeviceSetGpuLockedClocks)
 UNSUPPORTED(nvmlEventSetCreate)
 UNSUPPORTED(nvmlEventSetFree)

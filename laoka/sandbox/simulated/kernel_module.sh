@@ -17,10 +17,19 @@ module() {
 
 field() { tr '\000' '\n' <"$2" | sed -n "s/^$1=//p" | head -n 1; }
 
-driver_loaded() { # as laoka.sandbox.card: under the folder's lock, by rename
+# set_loaded 0|1: as laoka.sandbox.card, under the folder's lock and by rename. A module that is loaded forgets what was set on the
+# card before: caps, clocks, persistence and compute mode are again the card's own, and a pending ECC mode is in force.
+set_loaded() {
     (
         flock 9
-        sed "s/^driver_loaded=.*/driver_loaded=$1/" "$card/gpu.conf" >"$card/.gpu.conf.$$" && mv "$card/.gpu.conf.$$" "$card/gpu.conf"
+        awk -F= -v loaded="$1" '
+            NR == FNR { value[$1] = $2; next }
+            /^driver_loaded=/ { $0 = "driver_loaded=" loaded }
+            /^gpu[0-9]+\.(persistence|compute_mode)=/ { $0 = $1 "=0" }
+            /^gpu[0-9]+\.power_limit_mw=/ { key = $1; sub(/limit/, "default", key); $0 = $1 "=" value[key] }
+            /^gpu[0-9]+\.ecc_mode=/ { $0 = $1 "=" value[$1 "_pending"] }
+            !/^gpu[0-9]+\.application_clock/ { print }
+        ' "$card/gpu.conf" "$card/gpu.conf" >"$card/.gpu.conf.$$" && mv "$card/.gpu.conf.$$" "$card/gpu.conf"
     ) 9<"$card"
 }
 
@@ -50,7 +59,7 @@ load() {
         ln -sfn "../../devices/${device##*/}" "$bound/${device##*/}"
         up=1
     done
-    [ "$drives" = 0 ] || driver_loaded $up
+    [ "$drives" = 0 ] || set_loaded $up
 }
 
 unload() {
@@ -65,7 +74,7 @@ unload() {
         return 1
     fi
     forget
-    driver_loaded 0
+    set_loaded 0
 }
 
 forget() {

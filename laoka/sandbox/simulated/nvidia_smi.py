@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 from xml.sax.saxutils import escape
 
 MARKER = "simulated by laoka's sandbox"
@@ -251,6 +251,8 @@ ALIASES = {
     "clocks.video": "clocks.current.video",
     "clocks.max.gr": "clocks.max.graphics",
     "clocks.max.mem": "clocks.max.memory",
+    "clocks.applications.gr": "clocks.applications.graphics",
+    "clocks.applications.mem": "clocks.applications.memory",
     "retired_pages.sbe": "retired_pages.single_bit_ecc.count",
     "retired_pages.dbe": "retired_pages.double_bit.count",
     "gpu.power.requested_limit": "power.limit",
@@ -350,6 +352,8 @@ def _fields() -> dict[str, Field]:
         fields[f"clocks.current.{name}"] = Field("MHz", clock("ClockInfo", kind))
         if kind != VIDEO:
             fields[f"clocks.max.{name}"] = Field("MHz", clock("MaxClockInfo", kind))
+        if kind in (GRAPHICS, MEMORY):
+            fields[f"clocks.applications.{name}"] = Field("MHz", clock("ApplicationsClock", kind))
     for error_type, type_name in ((CORRECTED, "corrected"), (UNCORRECTED, "uncorrected")):
         for counter, counter_name in ((VOLATILE, "volatile"), (AGGREGATE, "aggregate")):
             for location in ("device_memory", "total"):
@@ -753,6 +757,31 @@ def set_power_limit(gpu: Gpu, limit_w: float) -> None:
         )
 
 
+def set_clocks(gpu: Gpu, pair: str) -> None:
+    try:
+        memory, graphics = (int(part) for part in pair.split(","))
+        gpu.nvml.call("nvmlDeviceSetApplicationsClocks", gpu.handle, ctypes.c_uint(memory), ctypes.c_uint(graphics))
+    except (ValueError, NvmlError):
+        raise Exit(
+            2,
+            f'Specified clock combination "(MEM {pair.partition(",")[0]}, SM {pair.partition(",")[2]})" is not supported for GPU '
+            f"{gpu.bus_id}. Run 'nvidia-smi -q -d SUPPORTED_CLOCKS' to see list of supported clock combinations",
+        ) from None
+    print(f'Applications clocks set to "(MEM {memory}, SM {graphics})" for GPU {gpu.bus_id}')
+
+
+def set_ecc(gpu: Gpu, mode: int) -> None:
+    gpu.nvml.call("nvmlDeviceSetEccMode", gpu.handle, ctypes.c_uint(mode))
+    print(f"{enabled(mode)} ECC support for GPU {gpu.bus_id}.")
+    if gpu.numbers("EccMode", 2)[0] != mode:
+        print("Reboot required.")
+
+
+def set_compute_mode(gpu: Gpu, mode: int) -> None:
+    gpu.nvml.call("nvmlDeviceSetComputeMode", gpu.handle, ctypes.c_uint(mode))
+    print(f"Set compute mode to {COMPUTE_MODES[mode].upper()} for GPU {gpu.bus_id}.")
+
+
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -773,6 +802,9 @@ def parser() -> Parser:
     made.add_argument("--format", metavar="csv[,noheader][,nounits]", default="")
     made.add_argument("-pm", "--persistence-mode", type=int, choices=(0, 1), dest="persistence")
     made.add_argument("-pl", "--power-limit", type=float, metavar="W", dest="power_limit_w")
+    made.add_argument("-ac", "--applications-clocks", metavar="MEMORY,GRAPHICS", dest="clocks")
+    made.add_argument("-e", "--ecc-config", type=int, choices=(0, 1), dest="ecc")
+    made.add_argument("-c", "--compute-mode", type=int, choices=(0, 2, 3), dest="compute_mode")
     return made
 
 
@@ -832,15 +864,15 @@ def run(arguments: list[str]) -> int:
         print(f"DRIVER version      : {version}\nCUDA Version        : {nvml.cuda()}")
         return 0
     gpus, status = open_gpus(nvml, options.id)
+    changes = _changes(options)
     if options.list:
         for gpu in gpus:
             print(f"GPU {gpu.index}: {_list_value(gpu, 'Name')} (UUID: {_list_value(gpu, 'UUID')})")
-    elif options.persistence is not None or options.power_limit_w is not None:
+    elif any(value is not None for value, _ in changes):
         for gpu in gpus:
-            if options.persistence is not None:
-                set_persistence(gpu, options.persistence)
-            if options.power_limit_w is not None:
-                set_power_limit(gpu, options.power_limit_w)
+            for value, change in changes:
+                if value is not None:
+                    change(gpu, value)
         print("All done.")
     elif options.query_gpu is not None:
         query_gpu(gpus, [name.strip() for name in options.query_gpu.split(",")], options.format.split(","))
@@ -849,6 +881,17 @@ def run(arguments: list[str]) -> int:
     elif gpus:
         table(nvml, gpus)
     return status
+
+
+def _changes(options: argparse.Namespace) -> tuple[tuple[Any, Callable[[Gpu, Any], None]], ...]:
+    """What is to be changed (None: nothing), and how."""
+    return (
+        (options.persistence, set_persistence),
+        (options.power_limit_w, set_power_limit),
+        (options.clocks, set_clocks),
+        (options.ecc, set_ecc),
+        (options.compute_mode, set_compute_mode),
+    )
 
 
 def _list_value(gpu: Gpu, what: str) -> str:

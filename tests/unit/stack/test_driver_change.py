@@ -99,7 +99,26 @@ def test_a_bare_host_gets_built_modules_and_no_reboot() -> None:
 
 def test_dkms_where_the_archive_built_none_for_the_kernel() -> None:
     change = planned(bare(), offered=offer(built=False))
-    assert (change.built, change.install) == (False, ("nvidia-dkms-580-server", *LIBRARIES))
+    # DKMS can't build without the kernel's headers.
+    assert (change.built, change.install) == (False, (f"linux-headers-{KERNEL}", "nvidia-dkms-580-server", *LIBRARIES))
+
+
+NAMED = target_of("ubuntu-24.04", "580", None, "proprietary", NEXT, kernel_named=True)
+IMAGE, MODULES, HEADERS, EXTRA = (f"linux-{part}-" for part in ("image", "modules", "headers", "modules-extra"))
+
+
+def test_a_kernel_that_was_asked_for_comes_with_its_module_while_serving_goes_on() -> None:
+    kernels = frozenset({IMAGE + KERNEL, MODULES + KERNEL})
+    change = planned(served(kernels=kernels), NAMED, offer(built=False))
+    assert change.kernel == (IMAGE + NEXT, MODULES + NEXT, HEADERS + NEXT)
+    assert (keys(change), change.activation) == (["why_no_module", "why_no_kernel"], "reboot")
+    assert change.quiet  # the libraries and the loaded module stay
+    assert not planned(served(OLD, kernels=kernels), replace(NAMED, version=NEW), offer(built=False)).quiet
+
+
+def test_a_new_kernel_gets_what_the_running_one_has_beyond_the_usual() -> None:
+    kernels = frozenset({IMAGE + KERNEL, MODULES + KERNEL, EXTRA + KERNEL})
+    assert EXTRA + NEXT in planned(served(kernels=kernels), NAMED).kernel
 
 
 def test_dkms_modules_that_are_there_and_right_are_left_alone() -> None:
