@@ -7,6 +7,7 @@ same, but the counters of /metrics move), "garbage". The words are how it starts
 
 from __future__ import annotations
 
+import ctypes
 import http.server
 import itertools
 import json
@@ -52,7 +53,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+PR_SET_PDEATHSIG = 1
+
+
 def main() -> None:
+    # In a unit, systemd ends it with its supervisor; here nobody else does.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if "bad-flag" in WORDS:
         print("usage: vllm serve [model_tag] [options]\nvllm serve: error: unrecognized arguments: --no-such-flag", file=sys.stderr)
         sys.exit(2)
