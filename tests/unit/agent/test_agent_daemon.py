@@ -115,6 +115,7 @@ def test_forged_records_are_ignored_and_count_as_a_drill_when_allowed(host: Host
     assert until(lambda: endpoint.got), host.log.read_text()
     assert "(Xid 31)" in endpoint.titles[0]
     assert [incident["root"]["xid"] for incident in host.incidents] == [31]
+    assert until(lambda: host.state["alerts"]["delivered"] == 1)  # noted too: else it is told once more, as perhaps sent
     host.kill()
     host.configure(drill="true")
     host.start()
