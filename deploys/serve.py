@@ -1,4 +1,8 @@
-"""The model server and its front door. Run: pyinfra inventories/lab.py deploys/serve.py"""
+"""The model server and its front door, changed one host at a time. Run: pyinfra inventories/lab.py deploys/serve.py
+
+A host that serves is drained, restarted, asked for a completion and brought back before the next one; one that fails is put back on
+what ran before, and stops the rollout. What did not change is not restarted; a limit of the gateway is read again without a cut.
+"""
 
 from pyinfra.context import host
 

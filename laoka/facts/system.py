@@ -120,14 +120,27 @@ class ConfigNoted(FactBase[bool]):
         return "same" in output
 
 
-class SameFile(FactBase[bool]):
-    """Whether two files have the same content."""
+class SameFiles(FactBase[bool]):
+    """Whether the two files of each pair have the same content."""
 
-    def command(self, one: str, other: str) -> str:
-        return f"cmp -s {shlex.quote(one)} {shlex.quote(other)} && echo same || echo other"
+    def command(self, pairs: Sequence[Sequence[str]]) -> str:
+        tests = [f"cmp -s {shlex.quote(one)} {shlex.quote(other)}" for one, other in pairs]
+        return f"{' && '.join(tests) or 'true'} && echo same || echo other"
 
     def process(self, output: list[str]) -> bool:
         return "same" in output
+
+
+class MainPid(FactBase[int]):
+    """Id of a unit's main process; 0 when it has none."""
+
+    default = int
+
+    def command(self, unit: str) -> str:
+        return f"systemctl show -P MainPID {shlex.quote(unit)}"
+
+    def process(self, output: list[str]) -> int:
+        return int(output[0]) if output and output[0].strip().isdecimal() else 0
 
 
 class SystemdVersion(FactBase[str]):

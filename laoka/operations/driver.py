@@ -20,6 +20,7 @@ from laoka.host.unread import Unread
 from laoka.operations import driver_commands as commands
 from laoka.operations.apt import wait_for_apt
 from laoka.operations.refusal import refusal
+from laoka.operations.rollout import failed_before
 from laoka.stack.driver_change import (
     Change,
     DriverState,
@@ -198,7 +199,7 @@ def driver_change(wish: Wish) -> Steps:
     if change is None:
         host.noop("the driver is as wanted")
         return
-    failed = _failed_before()
+    failed = failed_before()
     if failed is not None:
         yield _refuse(message("driver.rollout_stopped", failed=failed), wish.lang)
         return
@@ -366,15 +367,6 @@ def _go_back(wish: Wish, before: DriverState, why: Message) -> Steps:
     else:
         lines.append(text("driver.undo_failed", lang, host=host.name, why=problem.say(lang), log=f"{FOLDER}/change/undo.log"))
     yield refusal(lines)
-
-
-def _failed_before() -> str | None:
-    """The name of a host on which this very operation failed already in this run."""
-    for other in state.inventory:
-        data = state.ops[other].get(host.current_op_hash or "")
-        if other is not host and data is not None and data.operation_meta.is_complete() and data.operation_meta.did_error():
-            return str(other.name)
-    return None
 
 
 @operation()

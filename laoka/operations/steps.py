@@ -16,7 +16,7 @@ from laoka.facts.system import (
     ConfigNoted,
     DebFolder,
     InstalledOf,
-    SameFile,
+    SameFiles,
     StampText,
     UnitFiles,
     UnitRuns,
@@ -202,7 +202,7 @@ def checked_file(source: str, path: str, check: str) -> Commands:
     + path: where it goes
     + check: shell command that succeeds when `source` is right
     """
-    if host.get_fact(SameFile, one=source, other=path):
+    if host.get_fact(SameFiles, pairs=[[source, path]]):
         host.noop(f"{path} is as {source}")
         return
     new = shlex.quote(f"{path}.new")

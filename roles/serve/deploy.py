@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pyinfra.context import host
 from pyinfra.operations import files, server
 
 from laoka.facts.system import SystemdVersion
+from laoka.operations.rollout import roll_unit, start_unit, stop_main
 from laoka.operations.steps import completion_test, retire_units, run_unit
 from roles.agent.deploy import PYTHON
 from roles.base.deploy import BaseSettings
@@ -75,6 +77,8 @@ class ServeSettings(RoleSettings):
     """How long a start may take until the first completion; a cold start on 4 V100 was 271 s (1Cat-vLLM 1.5.1)."""
     serve_shutdown_s: int = 30
     """How long requests in flight have to finish when the unit is stopped."""
+    serve_drain_s: int = 120
+    """How long a deploy waits for requests in hand before it restarts the engine; no new ones come in that time."""
     serve_frozen_after_s: int | None = None
     """Seconds without a sign of life until the engine is restarted; 0: never; None: 180, or more for long steps of prefill."""
     serve_max_tokens: int | None = Field(None, gt=0)
@@ -188,16 +192,27 @@ def serve() -> None:
         pattern="qwen-serve@*.service",
         keep=[one.unit for one in servers],
     )
+    if settings.serve_instances:
+        # The engine that was the host's only one has the cards and the memory that its successors need.
+        stop_main(name="The single server makes room for the instances", unit=UNIT)
     for one in servers:
         _files(settings, one, version)
-        run_unit(
-            name=f"{one.unit.removesuffix('.service')} runs, and a completion comes back",
-            unit=one.unit,
-            config=_config(settings, one),
-            test=completion_test(PYTHON, one.url, settings.served_model_name, judge_text=settings.serve_judge_text, key=one.key),
-            test_deadline_s=60,
-            _timeout=settings.serve_start_deadline_s + 120,
-        )
+        name, config = one.unit.removesuffix(".service"), [*_own_files(one), f"{ENGINES}/current", CURRENT]
+        staged = [[_staged(one, path), path] for path in _own_files(one)]
+        test = completion_test(PYTHON, one.url, settings.served_model_name, judge_text=settings.serve_judge_text, key=one.key)
+        deadline_s = settings.serve_start_deadline_s + 120
+        words = [
+            PYTHON, "-m", "laoka.serving.rollout", "--unit", one.unit, "--config", *config, "--url", one.url,
+            "--model", settings.served_model_name, "--drain-deadline-s", str(settings.serve_drain_s),
+            "--restart-deadline-s", str(deadline_s), *(["--api-key-file", one.key] if one.key else []),
+            *(word for pair in staged for word in ("--stage", *pair)), *([] if settings.serve_judge_text else ["--no-judge-text"]),
+        ]  # fmt: skip
+        command = " ".join(shlex.quote(word) for word in words)
+        most_s = settings.serve_drain_s + 3 * deadline_s
+        start_unit(name=f"{name} is started, and a completion comes back", unit=one.unit, config=config, command=command,
+                   _timeout=most_s)  # fmt: skip
+        roll_unit(name=f"{name} is changed, one host at a time: drain, restart, completion, undrain", unit=one.unit, config=config,
+                  staged=staged, test=test, command=command, _serial=True, _timeout=most_s)  # fmt: skip
     if settings.serve_instances:
         files.template(
             name="qwen-serve stands for all of them", src=str(TEMPLATES / "qwen-serve-all.service.j2"),
@@ -206,28 +221,34 @@ def serve() -> None:
         run_unit(name="qwen-serve is up when all of them are", unit=UNIT, config=[f"/etc/systemd/system/{UNIT}"], _timeout=120)
 
 
-def _config(settings: ServeSettings, one: Served) -> list[str]:
-    key = [one.key] if one.key else []
-    return [one.unit_path, f"{one.config}/vllm.yaml", f"{one.config}/env", *key, f"{ENGINES}/current", CURRENT]
+def _own_files(one: Served) -> list[str]:
+    """The files that a server is made of, where it reads them."""
+    return [one.unit_path, f"{one.config}/vllm.yaml", f"{one.config}/env", *([one.key] if one.key else [])]
+
+
+def _staged(one: Served, path: str) -> str:
+    """Where the new version of a file waits for this host's turn."""
+    return f"/var/lib/laoka/staged/{one.unit}/{path.rsplit('/', 1)[1]}"
 
 
 def _files(settings: ServeSettings, one: Served, version: int) -> None:
     label = f" of {one.instance}" if one.instance else ""
     files.template(
-        name=f"Flags{label}", src=str(TEMPLATES / "vllm.yaml.j2"), dest=f"{one.config}/vllm.yaml", mode="644",
+        name=f"Flags{label}", src=str(TEMPLATES / "vllm.yaml.j2"), dest=_staged(one, f"{one.config}/vllm.yaml"), mode="644",
         model=CURRENT, served_model_name=settings.served_model_name, port=one.port, flags=dict(one.flags),
     )  # fmt: skip
     files.template(
-        name=f"Environment{label}", src=str(TEMPLATES / "env.j2"), dest=f"{one.config}/env", mode="644", env=dict(one.env)
-    )
+        name=f"Environment{label}", src=str(TEMPLATES / "env.j2"), dest=_staged(one, f"{one.config}/env"), mode="644",
+        env=dict(one.env),
+    )  # fmt: skip
     if one.key:
         source = Path(settings.serve_api_key_file or "").expanduser()
         if not source.is_file():
             raise InventoryError(f"host {host.name}: serve_api_key_file {source} is not there: write the key into it, one line")
-        files.put(name=f"The engine's own key{label}", src=str(source), dest=one.key, mode="600")
+        files.put(name=f"The engine's own key{label}", src=str(source), dest=_staged(one, one.key), mode="600")
     gpus = BaseSettings.of(host).expected_gpus
     files.template(
-        name=f"Unit{label}", src=str(TEMPLATES / "qwen-serve.service.j2"), dest=one.unit_path, mode="644",
+        name=f"Unit{label}", src=str(TEMPLATES / "qwen-serve.service.j2"), dest=_staged(one, one.unit_path), mode="644",
         **unit_values(settings, one, version, gpus=bool(gpus)),
     )  # fmt: skip
 

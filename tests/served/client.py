@@ -50,12 +50,14 @@ class Gateway:
     def __init__(self, host: HostFolder, key: str | None = None, port: int = PORT) -> None:
         self.address, self.port = host.address, port
         self.key = key_of(host.lab) if key is None else key
+        self.hop = False
+        """Whether to ask as another host's gateway would: for this very host."""
 
     def connect(self, deadline_s: float = 60) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.address, self.port, timeout=deadline_s)
 
     def headers(self) -> dict[str, str]:
-        own = {"Content-Type": "application/json"}
+        own = {"Content-Type": "application/json", **({"X-Laoka-Hop": "1"} if self.hop else {})}
         return {**own, "Authorization": f"Bearer {self.key}"} if self.key else own
 
     def ask(self, method: str, path: str, body: bytes | None = None, deadline_s: float = 60) -> Got:
