@@ -78,5 +78,5 @@ fi
 .venv/bin/ruff format --check .
 .venv/bin/mypy
 [ $# = 0 ] || exec .venv/bin/python -m pytest "$@"
-.venv/bin/python -m pytest -q -n 4 tests/unit      # they wait for children more than they compute
+.venv/bin/python -m pytest -q -n 3 tests/unit      # they wait for children more than they compute
 exec .venv/bin/python -m pytest -v --ignore tests/unit
