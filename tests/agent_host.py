@@ -183,3 +183,37 @@ class Kernel:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(2)
+
+
+class HttpService:
+    """Answers every request alike and keeps what came; `wanted` is for a test that turns requests here: where they were to go."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.wanted: list[str] = []
+        self.status = 200
+        self.answer: dict[str, Any] | str = {}
+        service = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                service.got.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+                data = (service.answer if isinstance(service.answer, str) else json.dumps(service.answer)).encode()
+                self.send_response(service.status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_PUT = do_POST
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
