@@ -110,7 +110,8 @@ def _validation_lines(name: str, cls: type[RoleSettings], error: ValidationError
             hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(nested)}"
             lines.append(f"{place}host {name}: unknown key {key}: {hint}")
             continue
-        shown = repr(item.get("input"))
+        # A whole entry is not shown: it may hold a secret.
+        shown = "{...}" if isinstance(item.get("input"), Mapping) else repr(item.get("input"))
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         lines.append(f"{place}host {name}: {key} = {shown}: {item['msg']}")
     return lines

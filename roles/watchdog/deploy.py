@@ -18,6 +18,8 @@ from roles.base.deploy import BaseSettings
 from roles.power.deploy import PowerSettings
 from roles.serve.deploy import ServeSettings
 from roles.settings import InventoryError, RoleSettings
+from roles.watchdog import channels
+from roles.watchdog.channels import AlertChannel
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "watchdog"
 UNIT = "qwen-watchdog.service"
@@ -34,6 +36,10 @@ class WatchdogSettings(RoleSettings):
 
     alert_urls_file: str | None = None
     """File on your machine with apprise addresses, one a line; it is copied to the hosts for root only. None: no alerts."""
+    alert_channels: tuple[AlertChannel, ...] = ()
+    """Alert channels, such as {"service": "wecom", "key": "@~/secrets/wecom", "severities": ["critical"]}; see docs/alerts.md."""
+    heartbeat_url: str | None = None
+    """Address that the watchdog asks every minute while it lives (a dead man's switch); @FILE for one that stands in a file."""
     quiet_hours: str = Field("", pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$")
     """The host's local time in which only critical alerts are sent, as 22:30-07:00; the others come in one summary afterwards."""
     completion_interval_s: float = 60
@@ -82,6 +88,21 @@ def agent_config(
     return config
 
 
+def alert_urls(own: WatchdogSettings, name: str) -> str:
+    """The file of addresses of one host: the operator's own file, then the inventory's channels. Errors: InventoryError."""
+    found = ""
+    if own.alert_urls_file:
+        path = Path(own.alert_urls_file).expanduser()
+        if not path.is_file():
+            raise InventoryError(f"host {name}: alert_urls_file {path} is not there: write one address a line into it")
+        found = path.read_text(encoding="utf-8").rstrip("\n") + "\n"
+    try:
+        found += channels.lines(own.alert_channels, own.heartbeat_url)
+    except ValueError as error:
+        raise InventoryError(f"host {name}: alert_channels: {error}") from None
+    return found or "# no alerts: neither alert_urls_file nor alert_channels is set in the inventory\n"
+
+
 @deploy("Watchdog")
 def watchdog() -> None:
     """Settings, addresses, unit; it runs with what is on disk now, and its metrics answer."""
@@ -89,11 +110,7 @@ def watchdog() -> None:
     config = agent_config(BaseSettings.of(host), ServeSettings.of(host), PowerSettings.of(host), own, host.name)
     head = "# laoka: settings of the watchdog. Do not edit: laoka rewrites it and restarts qwen-watchdog.\n"
     files.put(name="Settings", src=StringIO(head + tomli_w.dumps(config)), dest=CONFIG, mode="644")
-    urls: StringIO | str = StringIO("# no alerts: alert_urls_file is not set in the inventory\n")
-    if own.alert_urls_file:
-        urls = str(Path(own.alert_urls_file).expanduser())
-        if not Path(urls).is_file():
-            raise InventoryError(f"host {host.name}: alert_urls_file {urls} is not there: write one address a line into it")
+    urls = StringIO(alert_urls(own, host.name))
     files.put(name="Where alerts go", src=urls, dest=ALERT_URLS, mode="600")
     files.put(
         name="The engine does not see a card that was given up",
