@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from http import HTTPStatus
@@ -42,6 +43,8 @@ CLIENT_HEADER, FROM_HEADER, ID_HEADER = "X-Laoka-Client", "X-Laoka-From", "X-Req
 CONNECT_S = 5.0
 BODY_S = 30.0
 """How long the rest of a body may take that HAProxy had not received whole."""
+READ_PAST_BYTES, READ_PAST_S = 1024 * 1024, 2.0
+"""How much of a refused body is taken, so that its sender lives to see the refusal; HAProxy lets no larger one through."""
 PIECE_BYTES = 65536
 WHOLE_MAX_BYTES = 16 * 1024 * 1024
 LOOK_S = 1.0
@@ -264,12 +267,15 @@ def make_handler(guard: Guard, engine: Engine) -> type[http.server.BaseHTTPReque
         def do_POST(self) -> None:
             if urlsplit(self.path).path not in COMPLETION_PATHS:
                 self._refuse(Refusal(404, "unknown_path", "this path is not served here"))
+                self._read_past()
                 return
             entry = self._entry()
             body = self._body()
             judged = body if isinstance(body, Refusal) else admit(body, guard.settings.limits())
             if isinstance(judged, Refusal):
                 self._refuse(judged, entry)
+                if judged is body and judged.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                    self._read_past()
             else:
                 self._relay(judged, entry)
 
@@ -297,6 +303,17 @@ def make_handler(guard: Guard, engine: Engine) -> type[http.server.BaseHTTPReque
                 self.close_connection = True
                 return BODY_LATE
             return body
+
+        def _read_past(self) -> None:
+            """Take what a client that was refused still sends, within bounds, and close: who is cut off while it sends sees a
+            broken connection, not the answer; and what is left of a body can't be taken for the next request."""
+            self.close_connection = True
+            length = self.headers.get("Content-Length", "")
+            left = min(int(length), READ_PAST_BYTES) if length.isascii() and length.isdecimal() else 0
+            with suppress(OSError):
+                self.connection.settimeout(READ_PAST_S)
+                while left > 0 and (taken := len(self.rfile.read1(left))):
+                    left -= taken
 
         def _refuse(self, refusal: Refusal, entry: Entry | None = None) -> None:
             if entry is not None:

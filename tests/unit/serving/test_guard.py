@@ -248,6 +248,7 @@ def test_the_first_event_does_not_wait_for_the_second(guarded: Guarded, engine: 
         (b'{"max_tokens": 500}', 400, "max_tokens_too_large"),
         (json.dumps({"prompt": "x" * 501}).encode(), 400, "context_length_exceeded"),
         (b" " * 10_001, 413, "request_too_large"),
+        (b" " * 900_000, 413, "request_too_large"),  # more than the socket's buffers hold
     ],
 )
 def test_what_is_refused_never_reaches_the_engine(guarded: Guarded, engine: Engine, raw: bytes, status: int, code: str) -> None:
