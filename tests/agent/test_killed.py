@@ -98,7 +98,8 @@ def test_killed_anywhere_no_incident_is_lost_and_no_alert_comes_twice(host: Host
     for words in ("box-7: card has fallen", "box-7: over: "):
         got = [title for title in host.endpoint.titles if words in title]
         assert 1 <= len(got) <= 2 and sum(not title.startswith("(perhaps sent before)") for title in got) <= 1, got
-    assert len(host.endpoint.titles) == (3 if point in UNSURE else 2), host.endpoint.titles
+    # Alerts are sent beside the ladder: whatever point it is, the kill may cut one send short, whose repeat is marked.
+    assert len(host.endpoint.titles) in ((3,) if point in UNSURE else (2, 3)), host.endpoint.titles
     with sqlite3.connect(host.folder / "state/recovery.sqlite") as base:
         steps = base.execute("SELECT step, outcome FROM attempts ORDER BY number").fetchall()
     assert [step for step, outcome in steps if outcome in ("recovered", "done")] in (
