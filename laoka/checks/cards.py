@@ -8,7 +8,8 @@ from laoka.checks.expected import card
 from laoka.checks.facts import cards, catalogue_cards, events, listed_cards, name_of
 from laoka.checks.finding import Outcome
 from laoka.checks.registry import Wanted, check, fail, info, ok, unread, warn
-from laoka.host.kernel_log import RmInitFailure
+from laoka.host.kernel_log import DeviceLine, RmInitFailure
+from laoka.host.pci import DISPLAY_CLASS, NVIDIA
 from laoka.host.report import HostReport
 from laoka.host.unread import Unread
 
@@ -33,17 +34,30 @@ def present(report: HostReport, wanted: Wanted) -> Iterator[Outcome]:
         yield unread(gpus)
         return
     evidence = tuple(f"{gpu.address} {gpu.id_text}" for gpu in gpus) or ("no NVIDIA display or 3D controller on PCI",)
-    expected = wanted.expected_gpus
+    expected, gone = wanted.expected_gpus, _gone(report)
     if not report.pci_complete and len(gpus) < (expected or 1):
         yield unread(Unread("the input does not list every PCI device"), *evidence)
     elif not gpus:
-        yield fail("none", *evidence)
+        yield fail("none", *evidence, *gone)
     elif expected is not None and len(gpus) < expected:
-        yield fail("missing", *evidence, found=len(gpus), expected=expected)
+        yield fail("missing", *evidence, *gone, found=len(gpus), expected=expected)
     elif expected is not None and len(gpus) > expected:
         yield fail("surplus", *evidence, found=len(gpus), expected=expected)
+    elif expected is None and gone:
+        yield fail("gone", *evidence, *gone, found=len(gpus), gone=len(gone))
     else:
         yield ok(*evidence, found=len(gpus))
+
+
+def _gone(report: HostReport) -> tuple[str, ...]:
+    """Cards that this boot's kernel found and that sysfs lists no longer: pulled out, or removed and not found again."""
+    listed = {gpu.address for gpu in cards(report)}
+    found = {
+        event.address: f"{event.address} {event.vendor_id:04x}:{event.device_id:04x} was found since boot, and is gone"
+        for event in events(report, DeviceLine)
+        if event.vendor_id == NVIDIA and event.class_code >> 16 == DISPLAY_CLASS
+    }
+    return tuple(text for address, text in found.items() if address not in listed) if report.pci_complete else ()
 
 
 @check("cards.answer", gate=True, source="a configuration space of all ones: nothing answers at that address")

@@ -13,6 +13,7 @@ from laoka.host.kernel_log import BarLine, DeviceLine, Event, InvalidBar
 from laoka.host.unread import Maybe, Unread
 
 NVIDIA = 0x10DE
+DISPLAY_CLASS = 0x03
 FOUR_GIB = 1 << 32
 # A device whose address the text does not say (a few lines quoted in a forum).
 UNKNOWN_ADDRESS = "unknown"
@@ -20,6 +21,8 @@ UNKNOWN_ADDRESS = "unknown"
 # include/linux/ioport.h
 _IORESOURCE_MEM, _IORESOURCE_PREFETCH, _IORESOURCE_MEM_64 = 0x200, 0x2000, 0x100000
 _IORESOURCE_WINDOW, _IORESOURCE_UNSET = 0x200000, 0x20000000
+# Documentation/PCI/sysfs-pci.rst: six BARs, then the ROM; class 0604 is a PCI-to-PCI bridge
+_ROM_LINE, _BRIDGE_CLASS = 6, 0x0604
 
 NOT_SHOWN = Unread("not in the input")
 
@@ -95,11 +98,11 @@ class PciDevice:
     @property
     def is_nvidia_gpu(self) -> bool:
         """A display or 3D controller with NVIDIA's vendor id: names are never asked."""
-        return self.vendor_id == NVIDIA and isinstance(self.class_code, int) and self.class_code >> 16 == 0x03
+        return self.vendor_id == NVIDIA and isinstance(self.class_code, int) and self.class_code >> 16 == DISPLAY_CLASS
 
     @property
     def is_bridge(self) -> bool:
-        return isinstance(self.class_code, int) and self.class_code >> 8 == 0x0604
+        return isinstance(self.class_code, int) and self.class_code >> 8 == _BRIDGE_CLASS
 
     def bar(self, index: int) -> Maybe[Bar | None]:
         """The BAR with this index; None when the device shows none; Unread when its BARs could not be read."""
@@ -171,7 +174,8 @@ def _sysfs_device(
     config: bytes | None,
     links_known: bool,
 ) -> PciDevice:
-    bars, windows = _resources(files.get("resource"))
+    class_code = _number(files, "class")
+    bars, windows = _resources(files.get("resource"), isinstance(class_code, int) and class_code >> 8 == _BRIDGE_CLASS)
     path, root = _path(target)
     vendor, device = _number(files, "subsystem_vendor"), _number(files, "subsystem_device")
     driver: Maybe[str | None] = drivers[address].rsplit("/", 1)[-1] if address in drivers else None
@@ -184,7 +188,7 @@ def _sysfs_device(
         address=address,
         vendor_id=_number(files, "vendor"),
         device_id=_number(files, "device"),
-        class_code=_number(files, "class"),
+        class_code=class_code,
         subsystem_id=device if isinstance(vendor, Unread) or isinstance(device, Unread) else vendor << 16 | device,
         bars=bars,
         windows=windows,
@@ -254,8 +258,12 @@ def _aer(files: Mapping[str, list[str]]) -> Maybe[Aer]:
     return Aer(*totals)
 
 
-def _resources(lines: list[str] | None) -> tuple[Maybe[tuple[Bar, ...]], Maybe[tuple[Window, ...]]]:
-    """BARs and bridge windows of a `resource` file: `start end flags` per line, the first six lines are the BARs."""
+def _resources(lines: list[str] | None, is_bridge: bool) -> tuple[Maybe[tuple[Bar, ...]], Maybe[tuple[Window, ...]]]:
+    """BARs and bridge windows of a `resource` file: `start end flags` per line.
+
+    Lines 1 to 6 are the BARs, line 7 the ROM. A bridge's windows come last: their flag IORESOURCE_WINDOW is shown by some
+    kernels only (a 6.1 shows 0x200 and 0x102201), so it is the place in the file that tells them.
+    """
     if not lines:
         nothing = Unread("sysfs shows no resource file")
         return nothing, nothing
@@ -270,7 +278,7 @@ def _resources(lines: list[str] | None) -> tuple[Maybe[tuple[Bar, ...]], Maybe[t
         if not flags & _IORESOURCE_MEM:
             continue
         wide, pref = bool(flags & _IORESOURCE_MEM_64), bool(flags & _IORESOURCE_PREFETCH)
-        if flags & _IORESOURCE_WINDOW:
+        if flags & _IORESOURCE_WINDOW or (is_bridge and index > _ROM_LINE):
             windows.append(Window(start, end, wide, pref))
         elif index < 6:
             unset = start == 0 or bool(flags & _IORESOURCE_UNSET)

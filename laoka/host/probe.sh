@@ -10,7 +10,17 @@ clock() { # centiseconds since boot, without starting a program
 }
 
 mark() { awk '{ n += length($0) + 1; if (n > 1500000) exit; print "|" $0 }'; }
-mark_errors() { awk '{ n += length($0) + 2; if (n < 3000) print "!" $0 }'; }
+mark_errors() { # no program of its own: mostly there is nothing to mark, and this runs once per section
+    told=0
+    while IFS= read -r line || [ -n "$line" ]; do
+        told=$((told + ${#line} + 2))
+        if [ "$told" -ge 3000 ]; then
+            cat >/dev/null
+            return
+        fi
+        printf '!%s\n' "$line"
+    done
+}
 
 # The lines of a kernel log that say something about cards, links, windows and the boot; floods are counted, not copied.
 mark_kernel() {
@@ -198,8 +208,9 @@ main() {
 
     via=mark_kernel
     if [ -e /srv/laoka-sandbox/simulated ]; then # a sandbox host has no kernel log of its own, but records in that form
-        sec dmesg 2 awk '/^[0-9]+,/ { split($0, head, ","); printf "[%.6f] %s\n", head[3] / 1e6, substr($0, index($0, ";") + 1) }' \
-            /srv/laoka-sandbox/kmsg
+        # (what is no plain character is \xHH in a record; a line feed begins a line of its own, as dmesg shows it)
+        sec dmesg 2 awk '/^[0-9]+,/ { split($0, head, ","); n = split(substr($0, index($0, ";") + 1), lines, "\\\\x0a")
+            for (i = 1; i <= n; i++) if (lines[i] != "") printf "[%.6f] %s\n", head[3] / 1e6, lines[i] }' /srv/laoka-sandbox/kmsg
     else
         sec dmesg 2 dmesg
     fi

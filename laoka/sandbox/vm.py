@@ -219,6 +219,8 @@ for deb in linux-headers-* linux-kbuild-*; do dpkg-deb --fsys-tarfile "$deb" | t
 dpkg -i linux-image-*
 cd / && rm -rf /root/older
 mv /root/sources.list /etc/apt/sources.list
+# The tree's stand-in of GRUB's disk program is for hosts on an overlay; here is a real disk.
+rm /usr/sbin/grub-probe && dpkg-divert --quiet --local --rename --remove /usr/sbin/grub-probe
 eval "$SCRIPT"
 useradd --create-home --shell /bin/bash "$USER_NAME"
 for home in /root /home/$USER_NAME; do
