@@ -31,6 +31,9 @@ need dpkg-deb dpkg; need apt-ftparchive apt-utils; need ssh openssh-client; need
 if [ "$job" = test ]; then
   need qemu-system-x86_64 qemu-system-x86; need qemu-img qemu-utils
 fi
+if [ "$job" = test ]; then
+  need qemu-system-x86_64 qemu-system-x86; need qemu-img qemu-utils; need make make
+fi
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 $python -c 'import venv, ensurepip' 2>/dev/null || missing="$missing $(basename "$(readlink -f "$(command -v $python)")")-venv"
 [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
@@ -45,14 +48,14 @@ python_packages=" Python packages in .venv (about 60 MB)"
 [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ] || python_packages=
 
 if [ -n "$missing$python_packages" ]; then
-  echo "laoka: to be installed here:${missing:+$missing (Debian packages, about 60 MB);}$python_packages" >&2
+  echo "laoka: to be installed here:${missing:+$missing (Debian packages, 60 to 120 MB);}$python_packages" >&2
 else
   echo "laoka: this machine has the packages it needs" >&2
 fi
 if [ "$job" = demo ]; then
   echo "laoka: the sandbox needs a Debian tree (about 95 MB) and a real vLLM for CPU (about 610 MB): fetched when not here yet" >&2
 else
-  echo "laoka: the tests need a Debian tree (about 95 MB) and a real vLLM for CPU (about 610 MB): fetched when not here yet" >&2
+  echo "laoka: the tests need a Debian tree (about 95 MB), a real vLLM for CPU (about 610 MB) and an image for virtual machines (about 145 MB): fetched when not here yet" >&2
 fi
 
 if [ -n "$missing" ]; then
