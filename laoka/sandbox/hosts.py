@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from laoka.files import write_atomic
+from laoka.host.collect import SshTarget
 from laoka.process import Completed, run
 from laoka.sandbox import boot, card, cgroups, endpoint, machine, network, packages, processes, ssh, tiny_model, tree
 from laoka.sandbox.lab import HostFolder, Lab, SandboxError, hosts, machine_lock
@@ -125,6 +126,11 @@ def ssh_argv(host: HostFolder) -> list[str]:
 def execute(host: HostFolder, command: str, *, deadline_s: float = 60, check: bool = False, stdin: str = "") -> Completed:
     """Run a shell command on the host as root. Errors: ProcessError when `check` and it failed."""
     return run([*ssh_argv(host), command], deadline_s=deadline_s, check=check, stdin=stdin)
+
+
+def ssh_target(host: HostFolder) -> SshTarget:
+    """The host as laoka's own collectors reach it; its key is known from the first `execute` on."""
+    return SshTarget(host.address, 22, "root", str(host.lab.key), str(host.lab.known_hosts))
 
 
 def _boot(host: HostFolder, base: Path, pip: machine.PipSettings) -> None:

@@ -1,0 +1,49 @@
+"""`laoka check` over real ssh, and a capture of the same host: the same verdict, the same findings, none of the host's names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laoka.cli.capture import bundle_of
+from laoka.host import collect
+from laoka.host.bundle import read_bundle
+from laoka.host.sections import parse
+from laoka.sandbox import hosts
+from laoka.sandbox.lab import HostFolder
+from tests.hosts import ROOT, environment
+
+pytestmark = pytest.mark.ops
+PLANTED = "sk-0123456789abcdefghijkl"
+LAOKA = [sys.executable, "-m", "laoka.cli", "--lang", "en"]
+
+
+def judged(host: HostFolder, target: str) -> tuple[int, str, set[tuple[str, str, str]]]:
+    """Exit status, verdict and findings of `laoka check TARGET --json` for that host."""
+    done = subprocess.run(
+        [*LAOKA, "check", target, "--json"], cwd=ROOT, env=environment(host.lab), capture_output=True, text=True, timeout=120
+    )
+    answer: Any = json.loads(done.stdout)
+    one = answer if isinstance(answer, dict) else answer[0]
+    return done.returncode, one["verdict"], {(f["id"], f["area"], f["severity"]) for f in one["findings"]}
+
+
+def test_live_and_capture_are_judged_alike_and_the_capture_names_nobody(ops_host: HostFolder, tmp_path: Path) -> None:
+    plant = f"echo key={PLANTED} > /etc/default/laoka-test"
+    names = "hostname; cat /etc/machine-id /sys/class/net/host0/address; nvidia-smi -L | sed 's/.*UUID: //; s/)//'"
+    secrets = hosts.execute(ops_host, f"{plant}; {names}", check=True).stdout.split()
+    secrets += [ops_host.address, PLANTED]
+    live = judged(ops_host, "inventories/sandbox.py")
+    data, replaced = bundle_of(parse(collect.text_over_ssh(hosts.ssh_target(ops_host))))
+    file = tmp_path / "host.tar.gz"
+    file.write_bytes(data)
+    assert judged(ops_host, str(file)) == live
+    assert live[0] in (0, 1) and len(live[2]) > 50
+    text = read_bundle(data)
+    assert [word for word in secrets if len(word) > 4 and word in text] == []
+    assert sum(replaced.values()) > 0
