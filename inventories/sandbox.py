@@ -64,6 +64,7 @@ sandbox = (
         "gateway_dead_after_s": 10,
         "serve_judge_text": False,  # random weights answer noise
         "alert_urls_file": str(_open.alert_urls),
+        "watchdog_burst_quiet_s": 20.0,  # faults are one at a time here, and nobody wants to wait minutes for the end of one
         "power_limit_w": 175,
     },
 )

@@ -54,6 +54,8 @@ class WatchdogSettings(RoleSettings):
     """Program and arguments that cut this host's power for a while, such as ("ipmitool", "chassis", "power", "cycle")."""
     cuda_smoke_test: tuple[str, ...] = ()
     """Program and arguments of a CUDA test on the host; a recovered card has to pass it. Empty: there is none."""
+    watchdog_burst_quiet_s: float = 180.0
+    """How long a burst of kernel-log records must be over before the next one is an incident of its own."""
 
 
 def agent_config(
@@ -75,6 +77,7 @@ def agent_config(
         "recovery": own.watchdog_recovery,
         "reboot": own.watchdog_reboot,
         "reboots_per_day": own.watchdog_reboots_per_day,
+        "burst_quiet_s": own.watchdog_burst_quiet_s,
         "power_cycle_command": list(own.power_cycle_command),
         "smoke_test": list(own.cuda_smoke_test),
         "tensor_parallel": int(serving.serve_flags.get("tensor-parallel-size", 1)),
