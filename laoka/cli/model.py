@@ -9,22 +9,27 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from laoka.catalog.engines import Engine, engines
 from laoka.catalog.messages import Language, text
+from laoka.catalog.models import models
 from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE
 from laoka.files import write_atomic
 from laoka.process import run
 from laoka.serving import model_store
 from laoka.serving.download import Stopped
 from laoka.serving.manifest import MANIFEST, SHA256, ModelError, make_manifest
-from laoka.serving.model_names import wish_of
+from laoka.serving.model_inspect import Inspected, inspect
+from laoka.serving.model_names import known_as, wish_of
+from laoka.serving.model_source import Listing, Source, listing_of_folder
 from laoka.serving.model_store import CURRENT, PARALLEL, PREVIOUS, STORE, Revision
 from laoka.serving.switch import UNIT, SwitchError, switch, target_of
+from laoka.stack import servable
 
 GB = 1e9
 LINE_S = 5.0
@@ -157,11 +162,21 @@ def _line(line: str) -> None:
 @click.option("--revision", help="Commit, or the SHA-256 of a manifest [the catalogue's].")
 @click.option("--from", "sources", multiple=True, metavar="SOURCE", help="Where to look; several are tried in order [hf].")
 @click.option("--pin", "pins", multiple=True, metavar="PATH=SHA256", help="A hash that a file must have whatever the source says.")
+@click.option("--engine", metavar="NAME==VERSION", help="Refuse, before a weight is fetched, what this engine can't serve.")
+@click.option("--sm", type=click.IntRange(50, 200), help="Compute capability of the card that it is for: 70 for a V100.")
 @click.option("--parallel", type=click.IntRange(1, 32), default=PARALLEL, show_default=True, help="Files at once.")
 @click.option("--dry", is_flag=True, help="Say what would be fetched, fetch nothing (the listing is asked for).")
 @click.pass_obj
 def fetch_command(
-    here: Here, model: str, revision: str | None, sources: tuple[str, ...], pins: tuple[str, ...], parallel: int, dry: bool
+    here: Here,
+    model: str,
+    revision: str | None,
+    sources: tuple[str, ...],
+    pins: tuple[str, ...],
+    engine: str | None,
+    sm: int | None,
+    parallel: int,
+    dry: bool,
 ) -> None:
     """Fetch one revision; it is there only when every file is whole and right. Prints its folder.
 
@@ -176,10 +191,120 @@ def fetch_command(
     if dry:
         listing, source, missing = model_store.look(here.store, wish, _line)
         size = sum(file.size_bytes for file in listing.files)
+        if engine is not None:
+            _judge(here, wish.model_id, engine, sm)(listing, source)
         values = {"model": wish.model_id, "revision": listing.revision, "files": len(listing.files), "source": source}
         click.echo(here.say("fetch_plan", **values, size_gb=size / GB, missing_gb=missing / GB))
         return
-    click.echo(model_store.fetch(here.store, wish, say=_line, progress=_progress(here), parallel=parallel))
+    judge = _judge(here, wish.model_id, engine, sm) if engine is not None else _no_judge
+    click.echo(model_store.fetch(here.store, wish, say=_line, progress=_progress(here), parallel=parallel, judge=judge))
+
+
+def _no_judge(listing: Listing, source: Source) -> None:
+    """Every format will do."""
+
+
+def _engine(words: str) -> Engine:
+    """A row of the catalogue by NAME==VERSION; a release that it does not have is taken for the newest one of that name."""
+    name, _, version = words.partition("==")
+    rows = [row for row in engines() if row.kind == "vllm" and row.name == name]
+    if not rows:
+        raise ModelError(
+            f"--engine {words!r}: known are {', '.join(dict.fromkeys(row.name for row in engines() if row.kind == 'vllm'))}"
+        )
+    exact = next((row for row in rows if row.version == version), None)
+    return exact or (rows[0] if not version else replace(rows[0], version=version))
+
+
+def _judge(here: Here, model: str, engine: str, sm: int | None) -> Callable[[Listing, Source], None]:
+    """What refuses a listing whose format the engine can't serve on this card."""
+    row = _engine(engine)
+
+    def judge(listing: Listing, source: Source) -> None:
+        found = inspect(model, source, listing, _line)
+        for what in found.contradictions:
+            here.note("inspect_contradiction", what=what)
+        refused = _refusal(here, found, row, sm)
+        if refused is not None:
+            raise ModelError(refused)
+
+    return judge
+
+
+def _refusal(here: Here, found: Inspected, engine: Engine, sm: int | None) -> str | None:
+    """Why the engine can't serve it, with what it would end with and what to take instead; None when it can."""
+    bad = servable.judge(engine, sm if engine.device == "cuda" else None, found.scheme, found.said)
+    if bad is None:
+        return None
+    others = [row.repo for row in servable.alternatives(engine, sm, found.model_type, models()) if row.repo != found.name][:2]
+    others += [row.pin for row in servable.engines_for(found.scheme, sm, engines()) if row.name != engine.name][:1]
+    way = here.say("take_instead", names=", ".join(others)) if others else here.say("nothing_instead")
+    error = here.say("would_end_with", error=bad.error) if bad.error else ""
+    on = here.say("on_sm", sm=f"{sm / 10:.1f}") if sm is not None and engine.device == "cuda" else ""
+    return here.say("not_servable", model=found.name, scheme=found.scheme, engine=bad.engine, on=on, error=error, way=way)
+
+
+@command.command("inspect")
+@click.argument("model", metavar="MODEL")
+@click.option("--revision", help="Commit, branch, or the SHA-256 of a manifest [the catalogue's, or main].")
+@click.option("--from", "sources", multiple=True, metavar="SOURCE", help="Where to look [hf, or this host's store if it is there].")
+@click.option("--engine", metavar="NAME==VERSION", help="Say whether this engine serves it.")
+@click.option("--sm", type=click.IntRange(50, 200), help="Compute capability of the card: 70 for a V100.")
+@click.option("--json", "as_json", is_flag=True, help="The findings as JSON.")
+@click.pass_obj
+def inspect_command(
+    here: Here, model: str, revision: str | None, sources: tuple[str, ...], engine: str | None, sm: int | None, as_json: bool
+) -> int:
+    """Is it really NVFP4? Tells a model's format from its config and from the headers of its files; no weight is fetched.
+
+    MODEL is a name (ORG/NAME), what is in this host's store (current, ORG/NAME@REVISION), or a folder.
+    Exit status: 0 it is what it says (and the engine serves it), 1 not.
+    """
+    name, source, listing = _to_inspect(here, model, revision, sources)
+    found = inspect(name, source, listing)
+    row = _engine(engine) if engine is not None else None
+    refused = _refusal(here, found, row, sm) if row is not None else None
+    plain = found.seen.lm_head_is_plain if found.seen is not None else None
+    if as_json:
+        told = {
+            "model": name, "revision": listing.revision, "scheme": found.scheme, "declared": found.said.scheme,
+            "headers": dict(found.seen.modules) if found.seen else None, "lm_head_plain": plain,
+            "contradictions": list(found.contradictions), "refused": refused,
+        }  # fmt: skip
+        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        click.echo(f"{name}@{listing.revision[:12]}")
+        detail = f" ({found.said.detail})" if found.said.detail else ""
+        click.echo("  " + here.say("inspect_config", scheme=found.said.scheme, detail=detail))
+        head = here.say({True: "head_plain", False: "head_quantised", None: "head_unknown"}[plain])
+        words = here.say("inspect_headers", words=found.seen.words(), head=head) if found.seen else here.say("inspect_no_headers")
+        click.echo(f"  {words}")
+        click.echo("  " + here.say("inspect_is", scheme=found.scheme))
+        for what in found.contradictions:
+            click.echo("  " + here.say("inspect_contradiction", what=what))
+        if row is not None:
+            on = here.say("on_sm", sm=f"{sm / 10:.1f}") if sm is not None and row.device == "cuda" else ""
+            click.echo("  " + (refused or here.say("servable", engine=row.pin, on=on)))
+    return EXIT_FINDINGS if found.contradictions or refused else EXIT_FINE
+
+
+def _to_inspect(here: Here, model: str, revision: str | None, sources: tuple[str, ...]) -> tuple[str, Source, Listing]:
+    """(name, source, listing) of a folder, of what is in the store, or of what a source has."""
+    folder = Path(model).expanduser()
+    if model.startswith(("/", "./", "../", "~")):
+        if not folder.is_dir():
+            raise ModelError(f"{folder}: no such folder")
+        return folder.name, Source("folder", str(folder)), listing_of_folder(folder)
+    if not sources and revision is None:
+        try:
+            item = model_store.find(here.store, model)
+        except ModelError:
+            pass
+        else:
+            return item.model_id, Source("folder", str(item.folder)), listing_of_folder(item.folder, item.revision)
+    wish = wish_of(model, revision or known_as(model).revision or "main", sources)
+    listing, source, _ = model_store.look(here.store, wish, _line)
+    return wish.model_id, source, listing
 
 
 @command.command("verify")

@@ -223,6 +223,12 @@ def listing_of(source: Source, revision: str, say: Callable[[str], None] = lambd
     return Listing(revision, tuple(RemoteFile(file.path, file.size_bytes, file.sha256) for file in manifest.files), manifest)
 
 
+def listing_of_folder(folder: Path, revision: str = "-") -> Listing:
+    """The files of a folder as they lie there, without hashes: to look at them, not to fetch them."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return Listing(revision, tuple(RemoteFile(str(path.relative_to(folder)), path.stat().st_size) for path in paths))
+
+
 def _json(url: str, say: Callable[[str], None]) -> tuple[Any, str | None]:
     text, following = get_text(url, max_bytes=MAX_MANIFEST_BYTES, say=say)
     try:

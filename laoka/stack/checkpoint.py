@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from laoka.catalog.models import Architecture, models
+from laoka.stack.quantisation import declared, scheme_of, seen_in
 from laoka.stack.request import Checkpoint
 from laoka.stack.weights import Weights, linear_parameters
 
@@ -136,7 +137,8 @@ def read_folder(folder: Path) -> Checkpoint:
                 raise CheckpointError(f"{path.name}: {tensor.name[:80]!r} is in another file too")
             tensors[tensor.name] = tensor
     arch = parse_config(config, str(folder / "config.json"))
-    scheme = quantisation_scheme(config)
+    # What the headers show decides: a BF16 checkpoint stays one under an NVFP4 name and config.
+    scheme = scheme_of(declared(config), seen_in(tensors.values()))
     weights = weigh(tuple(tensors.values()), arch, f"headers of {len(files)} file(s) in {folder}")
     return Checkpoint(folder.name, scheme, weights, arch, _catalogued(folder.name))
 
@@ -233,28 +235,8 @@ def parse_config(config: Mapping[str, Any], where: str) -> Architecture:
 
 
 def quantisation_scheme(config: Mapping[str, Any]) -> str:
-    """The checkpoint's scheme in the catalogue's words, from quantization_config; "bf16" without one."""
-    raw = config.get("quantization_config")
-    if raw is None:
-        text = config.get("text_config")
-        raw = text.get("quantization_config") if isinstance(text, Mapping) else None
-    if not isinstance(raw, Mapping):
-        return "bf16"
-    method, form = str(raw.get("quant_method", "?"))[:40].lower(), str(raw.get("format", ""))[:40].lower()
-    algorithm = str(raw.get("quant_algo", ""))[:40].lower()
-    if method == "compressed-tensors":
-        if form == "nvfp4-pack-quantized":
-            return "compressed-tensors:nvfp4"
-        return "compressed-tensors:mixed" if form == "mixed-precision" else f"compressed-tensors:{form or '?'}"
-    if method.startswith("modelopt"):
-        return (
-            "modelopt:nvfp4"
-            if "nvfp4" in algorithm or method == "modelopt_fp4"
-            else "modelopt:mixed"
-            if "mixed" in algorithm
-            else f"modelopt:{algorithm or '?'}"
-        )
-    return method
+    """The checkpoint's scheme in the catalogue's words, from quantization_config alone; "bf16" without one."""
+    return declared(config).scheme
 
 
 def weigh(tensors: tuple[Tensor, ...], arch: Architecture, source: str) -> Weights:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pyinfra.api.deploy import deploy
+from pyinfra.api.host import Host
 from pyinfra.context import host
 
+from laoka.catalog.gpus import by_device_id
 from laoka.operations.versions import have_folder, switch_served
 from laoka.serving.manifest import ModelError, is_pinned
 from laoka.serving.model_names import known_as
@@ -14,6 +16,7 @@ from laoka.serving.switch import UNIT
 from roles.agent.deploy import PYTHON
 from roles.base.deploy import BaseSettings
 from roles.engine.commands import with_env
+from roles.engine.deploy import EngineSettings, choice_here
 from roles.model.commands import fetch_command
 from roles.settings import InventoryError, RoleSettings
 
@@ -40,6 +43,13 @@ def sources_of(settings: ModelSettings) -> tuple[str, ...]:
     return (told,) if isinstance(told, str) else tuple(told or ())
 
 
+def sm_of(on: Host) -> int | None:
+    """The lowest compute capability of a host's cards; None without cards, or with one that the catalogue does not have."""
+    found = [by_device_id(gpu.device_id) for gpu in BaseSettings.of(on).expected_gpus]
+    known = [gpu.sm for gpu in found if gpu is not None]
+    return min(known) if known and len(known) == len(found) else None
+
+
 @deploy("Model")
 def model() -> None:
     """Fetch the pinned revision unless it is there whole; then switch to it."""
@@ -57,10 +67,12 @@ def model() -> None:
         folder = f"{folder_of(STORE, repo)}/{revision}"
     except ModelError as error:
         raise InventoryError(f"host {host.name}: {error}") from None
+    pin = choice_here(EngineSettings.of(host)).pin
+    command = fetch_command(repo, revision, sources, settings.model_pins, pin.pin if pin is not None else None, sm_of(host))
     have_folder(
         name=f"{repo} at {revision[:12]}, every file by its SHA-256",
         path=folder,
-        commands=[with_env(BaseSettings.of(host).proxy_env(), fetch_command(repo, revision, sources, settings.model_pins))],
+        commands=[with_env(BaseSettings.of(host).proxy_env(), command)],
         _timeout=DEADLINE_S,
     )
     switch_served(
