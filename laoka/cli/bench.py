@@ -1,0 +1,409 @@
+"""`laoka bench`: how fast a model server is by a fixed recipe, and `laoka bench compare`: whether two runs differ."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from laoka.catalog.messages import Language, text
+from laoka.cli.check import LOCAL, ssh_target
+from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE
+from laoka.files import write_atomic
+from laoka.fleet.inventory import InventoryUnread
+from laoka.fleet.targets import targets_of_inventory
+from laoka.host import collect
+from laoka.host.collect import CouldNotCollect, SshTarget
+from laoka.host.report import HostReport
+from laoka.serving.bench import cards, tables
+from laoka.serving.bench.client import BenchError, Client, ServerFacts, Target
+from laoka.serving.bench.compare import Line, NotComparable, compare, notes
+from laoka.serving.bench.figures import Goodput
+from laoka.serving.bench.host_side import UNIT, CardWatch, HostError, HostSide, told
+from laoka.serving.bench.provenance import provenance
+from laoka.serving.bench.recipe import Recipe, RecipeError
+from laoka.serving.bench.run import Cell, measure, result_of
+from laoka.stack.lock import NAME as LOCK_NAME
+from laoka.stack.message import Message, message
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ENGINE_PORT = 8000
+START_DEADLINE_S = 1300
+
+
+class Wanted(click.Group):
+    """`laoka bench URL` is `laoka bench run URL`: what is no name of a command is the URL."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (BenchError, RecipeError, HostError, NotComparable, CouldNotCollect, InventoryUnread) as error:
+            raise click.ClickException(str(error)) from None
+        except OSError as error:
+            raise click.ClickException(f"{error.filename or ''}: {error.strerror or error}") from None
+
+
+@click.group(cls=Wanted)
+def command() -> None:
+    """How fast a model server is, by one fixed recipe, so that two runs compare.
+
+    \b
+    laoka bench http://127.0.0.1:8000                      measure a server
+    laoka bench http://10.0.0.7:8080 --host root@10.0.0.7 --api-key-file KEY -o today
+    laoka bench compare before.json today.json             ratios, and what is only noise
+
+    Exit status: 0 measured, 1 measured but something spoils the figures (or a figure is worse), 2 could not measure.
+    """
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run happens: the target, the host behind it if it is known, and what may be read there."""
+
+    target: Target
+    host: HostSide | None
+    port: int
+    report: HostReport | None
+
+    def client(self) -> Client:
+        """A client whose metrics come from the host's own loopback where there is a host."""
+        if self.host is None or self.target.metrics_url is not None:
+            return Client(self.target)
+        host, port = self.host, self.port
+
+        async def read() -> str:
+            return await asyncio.to_thread(host.metrics, port)
+
+        return Client(self.target, read_metrics=read)
+
+
+def host_side(name: str | None, inventory: str | None, key_file: str | None, jump: str | None) -> HostSide | None:
+    """The host of --host. Errors: click.BadParameter, InventoryUnread."""
+    if name is None:
+        if inventory:
+            raise click.UsageError("--inventory says how to reach --host: name a host of it")
+        return None
+    if inventory:
+        found = {target.name: target.ssh for target in targets_of_inventory(inventory)}
+        if name not in found:
+            raise click.BadParameter(f"--host {name}: {inventory} has no host of this name: {', '.join(found)}")
+        return HostSide(found[name])
+    ssh: SshTarget | None = None if name == LOCAL else ssh_target(name, key_file, jump)
+    return HostSide(ssh)
+
+
+def report_of(host: HostSide | None) -> HostReport | None:
+    """The host's report. Errors: CouldNotCollect."""
+    if host is None:
+        return None
+    return collect.from_this_machine() if host.ssh is None else collect.from_ssh(host.ssh)
+
+
+def read_key(path: str | None) -> str:
+    """A key out of a file, never off the command line; the last word of its first line, so a file of `NAME KEY` will do."""
+    if path is None:
+        return ""
+    words = Path(path).read_text(encoding="utf-8").split("\n")[0].split()
+    if not words:
+        raise click.BadParameter(f"--api-key-file {path}: it is empty")
+    return words[-1]
+
+
+def place_options(function: Any) -> Any:
+    """The options that name a server and its host."""
+    for option in reversed((
+        click.argument("url"),
+        click.option("--model", default="", help="Served model name [the server's first]."),
+        click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="File with the API key."),
+        click.option("--host", "host_name", metavar="@local|[USER@]HOST[:PORT]",
+                     help="The server's host: its cards are sampled, its flags and metrics read."),
+        click.option("--inventory", type=click.Path(exists=True, dir_okay=False), help="Inventory that --host is a name of."),
+        click.option("-i", "key_file", type=click.Path(exists=True, dir_okay=False), help="SSH key file."),
+        click.option("--jump", metavar="[USER@]HOST[:PORT]", help="SSH host in between."),
+        click.option("--metrics-url", help="Where /metrics is, when it is not at URL."),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def place_of(
+    url: str, model: str, api_key_file: str | None, host_name: str | None, inventory: str | None, key_file: str | None,
+    jump: str | None, metrics_url: str | None,
+) -> Place:  # fmt: skip
+    """The place that the options name. Errors: those of host_side, report_of and read_key."""
+    if "://" not in url:
+        raise click.BadParameter(f"{url}: write a URL, such as http://127.0.0.1:8000")
+    host = host_side(host_name, inventory, key_file, jump)
+    report = report_of(host)
+    port = ENGINE_PORT if host is None else int(host.flags().get("port", ENGINE_PORT))
+    return Place(Target(url, model, read_key(api_key_file), metrics_url), host, port, report)
+
+
+@command.command("run", hidden=True)
+@place_options
+@click.option("-o", "--output", metavar="NAME", help="Write NAME.json, NAME.csv and NAME.svg.")
+@click.option("--json", "as_json", is_flag=True, help="The whole result as JSON instead of tables.")
+@click.option("--repeats", type=click.IntRange(1, 50), default=Recipe.repeats, show_default=True)
+@click.option("--concurrency", default=",".join(map(str, Recipe.concurrency)), show_default=True, metavar="N,N,...")
+@click.option("--prompt-tokens", type=click.IntRange(1), default=Recipe.prompt_tokens, show_default=True)
+@click.option("--output-tokens", type=click.IntRange(1), default=Recipe.output_tokens, show_default=True)
+@click.option(
+    "--prefix-cache",
+    type=click.Choice(("defeated", "measured")),
+    default="defeated",
+    show_default=True,
+    help="measured: each prompt of the prefill test is sent twice, and the second one counts apart.",
+)
+@click.option("--limits", metavar="N,N,...", help="Measure at each max-model-len, such as 4096,8192: restarts the unit on --host.")
+@click.option("--goodput", metavar="ttft:MS,tpot:MS,e2el:MS", help="Limits that a good request meets.")
+@click.option("--lock", "lock_file", type=click.Path(dir_okay=False), default=LOCK_NAME, show_default=True)
+@click.option("--dry", is_flag=True, help="Say what would be restarted, and end.")
+@click.option("--yes", is_flag=True, help="Restart without asking.")
+@click.pass_obj
+def run_command(
+    lang: Language,
+    /, output: str | None, as_json: bool, repeats: int, concurrency: str, prompt_tokens: int, output_tokens: int,
+    prefix_cache: Any, limits: str | None, goodput: str | None, lock_file: str, dry: bool, yes: bool, **place: Any,
+) -> int:  # fmt: skip
+    """Measure the server at URL by the fixed recipe.
+
+    512 tokens in and 256 out at 1, 4 and 8 requests at once, a prefill test and a decode test, each three times.
+    """
+    recipe = Recipe(
+        prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=whole_numbers("--concurrency", concurrency),
+        repeats=repeats, prefix_cache=prefix_cache,
+    ).check()  # fmt: skip
+    wanted = whole_numbers("--limits", limits) if limits else ()
+    here = place_of(**place)
+    changes = [{"max-model-len": limit} for limit in wanted]
+    if changes and not agreed(here, changes, lang, dry=dry, yes=yes):
+        return EXIT_FINE
+    lock = Path(lock_file).read_bytes() if Path(lock_file).is_file() else None
+    result = asyncio.run(_run(here, recipe, changes, parse_goodput(goodput), lock))
+    deliver(result, output, as_json=as_json, lang=lang)
+    return EXIT_FINDINGS if spoiled(result) else EXIT_FINE
+
+
+def agreed(here: Place, changes: Sequence[dict[str, Any]], lang: Language, *, dry: bool, yes: bool) -> bool:
+    """Whether the restarts may be done: asks, unless --yes; with --dry only tells. Errors: click.UsageError without a host."""
+    if here.host is None:
+        raise click.UsageError("this restarts the unit between measurements: name the server's --host")
+    if dry:
+        for change in changes:
+            words = text("bench.restart_dry", lang, unit=UNIT, host=here.host.name, changes=told(change))
+            click.echo(words, err=True)
+        return False
+    # Each variant is a restart there and one back.
+    asked = text("bench.restart_ask", lang, unit=UNIT, host=here.host.name, count=2 * len(changes))
+    return yes or click.confirm(asked, err=True)
+
+
+async def _run(
+    here: Place, recipe: Recipe, changes: Sequence[dict[str, Any]], goodput: Goodput | None, lock: bytes | None
+) -> dict[str, Any]:
+    cells: list[Cell] = []
+    watch = CardWatch(here.host) if here.host else None
+    facts: ServerFacts | None = None
+    flags = here.host.flags() if here.host else None
+    with watch or contextlib.nullcontext():
+        for change in changes or [{}]:
+            with here.host.variant(change, START_DEADLINE_S, say) if here.host else contextlib.nullcontext():
+                async with here.client() as client:
+                    facts = await client.facts()
+                    limit = facts.max_model_len
+                    if limit is not None:
+                        replace(recipe, server_limits=(limit,)).check()
+                    cells += await measure(client, recipe, limit, goodput, say)
+    assert facts is not None
+    samples = watch.samples if watch else []
+    source = provenance(here.target.url, facts, report=here.report, flags=flags, lock=lock, samples=samples)
+    if watch is not None and not samples:
+        source["cards_unread"] = watch.trouble or "no sample came"
+    elif watch is None:
+        source["cards_unread"] = "no --host was given"
+    said: list[Message] = [*([message("bench.simulated")] if source["simulated"] else []), *cards.banners(samples)]
+    return result_of(recipe, cells, source, said)
+
+
+def say(line: str) -> None:
+    """Progress, to stderr."""
+    click.echo(line, err=True)
+
+
+def whole_numbers(option: str, words: str) -> tuple[int, ...]:
+    """`1,4,8` as numbers. Errors: click.BadParameter."""
+    try:
+        return tuple(int(word) for word in words.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{option} {words}: write whole numbers with commas, such as 1,4,8") from None
+
+
+def parse_goodput(words: str | None) -> Goodput | None:
+    """`ttft:500,tpot:50` as limits. Errors: click.BadParameter."""
+    if words is None:
+        return None
+    found: dict[str, float] = {}
+    for word in words.split(","):
+        name, _, limit = word.partition(":")
+        try:
+            if name not in ("ttft", "tpot", "e2el"):
+                raise ValueError
+            found[f"{name}_ms"] = float(limit)
+        except ValueError:
+            raise click.BadParameter(f"--goodput {word}: write ttft:MS, tpot:MS or e2el:MS, with commas") from None
+    return Goodput(**found)
+
+
+def spoiled(result: dict[str, Any]) -> bool:
+    """Whether a banner says something against the figures; that they are simulated is no finding."""
+    return any(banner["id"] != "bench.simulated" for banner in result["banners"])
+
+
+def deliver(result: dict[str, Any], output: str | None, *, as_json: bool, lang: Language) -> None:
+    """Write the files, print the tables. Errors: OSError."""
+    document = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
+    if output:
+        base = output.removesuffix(".json")
+        write_atomic(f"{base}.json", document)
+        write_atomic(f"{base}.csv", tables.as_csv(result))
+        write_atomic(f"{base}.svg", tables.picture(result))
+        click.echo(text("bench.written", lang, paths=f"{base}.json, {base}.csv, {base}.svg"), err=True)
+    if as_json:
+        click.echo(document, nl=False)
+        return
+    show(result, console(), lang)
+
+
+def console() -> Console:
+    """A console that keeps its tables whole when nobody watches."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def banner_text(banner: dict[str, Any], lang: Language) -> str:
+    """A banner of a result in a language."""
+    return text(banner["id"], lang, **banner["values"])
+
+
+def show(result: dict[str, Any], out: Console, lang: Language) -> None:
+    """Print a result for a person: banners first, they say what the figures are worth."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    source, recipe = result["provenance"], result["recipe"]
+    for banner in result["banners"]:
+        out.print(f"[bold yellow]{escape(banner_text(banner, lang))}[/bold yellow]")
+    version = source["engine_version"] or text("bench.unknown_version", lang)
+    out.print(escape(text("bench.head", lang, model=source["model"], url=source["url"], version=version, recipe=result["recipe_id"],
+                          prompt=recipe["prompt_tokens"], output=recipe["output_tokens"])))  # fmt: skip
+    table = Table("", *(head for head, _ in tables.COLUMNS))
+    for cell in result["cells"]:
+        if cell["kind"] == "serve":
+            table.add_row(cell["label"], *(tables.with_spread(cell, figure) for _, figure in tables.COLUMNS))
+    out.print(table)
+    for cell in result["cells"]:
+        values = {"cell": cell["label"], "speed": tables.speed_of(cell)}
+        if cell["kind"].startswith("prefill"):
+            ttft = tables.with_spread(cell, "mean_ttft_ms")
+            out.print(text("bench.prefill_line", lang, **values, ttft=ttft, tokens=recipe["prefill_tokens"]))
+        elif cell["kind"] == "decode":
+            out.print(text("bench.decode_line", lang, **values, tokens=recipe["decode_tokens"]))
+    _show_server(result, out, lang)
+    for card in source["cards_during"]:
+        out.print(escape(text("bench.card_line", lang, card=card["address"], name=card["name"], clock=_span(card["sm_clock_mhz"]),
+                              temperature=_span(card["core_temperature_c"]), power=_span(card["power_draw_w"]),
+                              limit=card["power_limit_w"])), style="dim")  # fmt: skip
+    if why := source.get("cards_unread"):
+        why = text("bench.cards_no_host", lang) if why == "no --host was given" else why
+        out.print(escape(text("bench.cards_unread", lang, why=why)), style="dim")
+
+
+def _span(value: dict[str, float] | None) -> str:
+    return "-" if value is None else f"{value['low']:g}-{value['high']:g}"
+
+
+def _show_server(result: dict[str, Any], out: Console, lang: Language) -> None:
+    told = [cell["server"] for cell in result["cells"] if cell["server"] is not None]
+    if not told:
+        out.print(text("bench.metrics_unread", lang), style="yellow")
+        return
+    own = [cell["server"] for cell in result["cells"] if cell["server"] is not None and cell["kind"] != "prefill-again"]
+    if result["recipe"]["prefix_cache"] == "defeated":
+        hits, queries = (sum(server[f"prefix_cache_{name}"] or 0 for server in own) for name in ("hits", "queries"))
+        out.print(text("bench.cache_defeated", lang, hits=f"{hits:.0f}", queries=f"{queries:.0f}"), style="dim")
+    drafted = [server for server in told if server["spec_decode_acceptance"] is not None]
+    if drafted:
+        mean = sum(server["spec_decode_acceptance"] for server in drafted) / len(drafted)
+        rounds = sum(server["spec_decode_tokens_per_round"] for server in drafted) / len(drafted)
+        out.print(text("bench.acceptance", lang, percent=f"{100 * mean:.0f}", tokens=f"{rounds:.2f}"))
+
+
+# ---- compare ------------------------------------------------------------------------------------------------------------
+
+
+def load_result(path: str) -> dict[str, Any]:
+    """A result out of a file. Errors: NotComparable when it is none."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NotComparable(f"{path}: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
+    if not isinstance(found, dict) or "laoka_bench" not in found:
+        raise NotComparable(f"{path}: it is not a result of laoka bench (-o writes one)")
+    return found
+
+
+@command.command("compare")
+@click.argument("first", type=click.Path(exists=True, dir_okay=False))
+@click.argument("second", type=click.Path(exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="A JSON object instead of a table.")
+@click.pass_obj
+def compare_command(lang: Language, first: str, second: str, as_json: bool) -> int:
+    """Compare two results of one recipe: SECOND over FIRST, and whether that is more than the noise of the repeats.
+
+    Exit status: 0 nothing is worse, 1 something is worse beyond the noise, 2 they don't compare.
+    """
+    both = load_result(first), load_result(second)
+    lines = compare(*both)
+    if as_json:
+        content = {"lines": [vars(line) for line in lines], "notes": list(notes(*both))}
+        click.echo(json.dumps(content, ensure_ascii=False, indent=1))
+    else:
+        show_lines(lines, notes(*both), (Path(first).name, Path(second).name), lang)
+    return EXIT_FINDINGS if any(line.judgement == "worse" for line in lines) else EXIT_FINE
+
+
+def show_lines(lines: Sequence[Line], differ: Sequence[str], names: tuple[str, str], lang: Language) -> None:
+    """Print a comparison for a person."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    heads = [text(f"bench.compare_head_{name}", lang) for name in ("cell", "figure", "ratio", "noise", "verdict")]
+    table = Table(*heads[:2], *names, *heads[2:])
+    colours = {"better": "green", "worse": "red"}
+    for line in lines:
+        verdict = text(f"bench.{line.judgement}", lang)
+        colour = colours.get(line.judgement, "dim")
+        table.add_row(
+            line.cell, line.figure, tables.number(line.first), tables.number(line.second),
+            "-" if line.ratio is None else f"{line.ratio:.3f}", "-" if line.noise is None else f"±{line.noise:.3f}",
+            f"[{colour}]{escape(verdict)}[/{colour}]",
+        )  # fmt: skip
+    out = console()
+    out.print(table)
+    for words in differ:
+        out.print(escape(text("bench.compare_differs", lang, what=words)), style="yellow")

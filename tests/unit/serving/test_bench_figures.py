@@ -1,0 +1,114 @@
+"""Figures of a run are vLLM's: recomputed from the raw times of a result that `vllm bench serve` 0.32.0 wrote, and by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laoka.serving.bench.figures import (
+    Answer,
+    Goodput,
+    decode_figures,
+    figures,
+    percentile,
+    prefill_figures,
+    sample_std,
+    spread,
+)
+from laoka.serving.bench.recipe import Recipe, RecipeError, differences, prompt_ids
+
+DATA = Path(__file__).parents[2] / "data" / "serving"
+VLLM = json.loads((DATA / "vllm-0.32.0-bench-serve-c4.json").read_text())
+ANSWERS = [
+    Answer(prompt, output, ttft, tuple(itl), latency)
+    for prompt, output, ttft, itl, latency in zip(
+        VLLM["input_lens"], VLLM["output_lens"], VLLM["ttfts"], VLLM["itls"], VLLM["latencies"], strict=True
+    )
+]
+
+
+def test_every_figure_that_vllm_wrote_comes_out_of_its_raw_times() -> None:
+    found = figures(ANSWERS, VLLM["duration"], VLLM["max_concurrency"], Goodput())
+    shared = [key for key in found if key in VLLM and isinstance(VLLM[key], (int, float))]
+    assert len(shared) >= 34
+    for key in shared:
+        assert found[key] == pytest.approx(VLLM[key], rel=1e-9), key
+    assert (found["input_lens"], found["output_lens"]) == (VLLM["input_lens"], VLLM["output_lens"])
+
+
+def test_failed_requests_count_as_failed_only() -> None:
+    found = figures([*ANSWERS, Answer(error="HTTP 503")], VLLM["duration"], 4)
+    assert (found["num_prompts"], found["completed"], found["failed"]) == (9, 8, 1)
+    assert found["mean_ttft_ms"] == pytest.approx(VLLM["mean_ttft_ms"])
+    assert figures([Answer(error="x")], 1.0, 1)["mean_ttft_ms"] == 0
+
+
+def test_goodput_counts_requests_within_every_limit() -> None:
+    fast = Answer(8, 11, 0.1, (0.1,) * 10, 1.1)  # TTFT 100 ms, TPOT 100 ms, 1.1 s in all
+    slow = Answer(8, 11, 0.4, (0.1,) * 10, 1.4)
+    assert figures([fast, slow], 2.0, 2, Goodput(ttft_ms=200))["request_goodput"] == 0.5
+    assert figures([fast, slow], 2.0, 2, Goodput(tpot_ms=101, e2el_ms=1500))["request_goodput"] == 1.0
+    assert figures([fast, slow], 2.0, 2)["request_goodput"] is None
+
+
+def test_a_chunk_with_several_tokens_is_several_tokens() -> None:
+    answer = Answer(32, 9, 0.5, (0.2, 0.2), 0.9)  # three chunks of three tokens
+    assert answer.tokens_per_chunk == 3 and answer.tpot_s == pytest.approx(0.05) and answer.decode_tok_s == pytest.approx(20)
+    assert decode_figures([answer], 1.0)["decode_tok_s"] == pytest.approx(20)
+    assert Answer(8, 1, 0.5, (), 0.5).tpot_s is None
+
+
+def test_prefill_is_prompt_tokens_over_the_time_to_the_first_token() -> None:
+    assert prefill_figures([Answer(500, 1, 0.25, (), 0.25), Answer(500, 1, 0.5, (), 0.5)], 1.0)["prefill_tok_s"] == 1500
+
+
+def test_percentiles_interpolate_as_numpy_does() -> None:
+    # numpy.percentile's own documentation: [[10, 7, 4], [3, 2, 1]] has the median 3.5.
+    assert percentile([10, 7, 4, 3, 2, 1], 50) == 3.5
+    assert percentile([1, 2, 3, 4], 99) == pytest.approx(3.97) and percentile([5], 99) == 5 and percentile([], 99) == 0
+
+
+def test_spread_of_repeats() -> None:
+    found = spread([{"x": 2.0, "only": None, "list": [1]}, {"x": 4.0, "only": 1.0, "list": [2]}])
+    assert found == {"x": {"mean": 3.0, "std": math.sqrt(2), "low": 2.0, "high": 4.0}}
+    assert sample_std([7.0]) == 0 and sample_std([2, 4, 4, 4, 5, 5, 7, 9]) == pytest.approx(math.sqrt(32 / 7))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0, 100))
+def test_a_percentile_is_within_its_values(values: list[float], percent: float) -> None:
+    assert min(values) <= percentile(values, percent) * (1 + 1e-12) and percentile(values, percent) <= max(values) * (1 + 1e-12)
+
+
+def test_the_recipe_is_the_one_that_was_agreed() -> None:
+    recipe = Recipe()
+    assert (recipe.prompt_tokens, recipe.output_tokens, recipe.concurrency, recipe.prefill_tokens) == (512, 256, (1, 4, 8), 500)
+    assert 200 <= recipe.decode_tokens <= 500 and recipe.repeats >= 3
+    assert recipe.id == Recipe().id != Recipe(prompt_tokens=513).id
+    assert differences(recipe.table(), Recipe(output_tokens=8).table()) == ("output_tokens: 256 and 8",)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"server_limits": (700,)}, "max-model-len is 700"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"concurrency": (1, 0)}, "concurrency is [1, 0]"),
+        ({"concurrency": ()}, "concurrency is empty"),
+    ],
+)
+def test_recipes_that_make_no_sense(change: dict[str, object], says: str) -> None:
+    with pytest.raises(RecipeError, match="recipe: ") as caught:
+        Recipe(**change).check()  # type: ignore[arg-type]
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@given(st.integers(1, 600), st.sampled_from([256, 300, 8_000, 100_000]))
+def test_prompts_have_exactly_so_many_ids_away_from_the_ends(count: int, vocabulary: int) -> None:
+    ids = prompt_ids(count, vocabulary, random.Random(1))
+    assert len(ids) == count and all(vocabulary // 8 <= token < vocabulary * 7 // 8 for token in ids)
