@@ -153,7 +153,7 @@ def place_of(
     return Place(Target(url, model, read_key(api_key_file), metrics_url), host, port, report)
 
 
-@command.command("run", hidden=True)
+@command.command("run")
 @place_options
 @click.option("-o", "--output", metavar="NAME", help="Write NAME.json, NAME.csv and NAME.svg.")
 @click.option("--json", "as_json", is_flag=True, help="The whole result as JSON instead of tables.")

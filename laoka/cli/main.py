@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("laoka.cli.plan", "which pinned stack these cards can run, the memory sum, how fast it can be"),
     "lock": ("laoka.cli.lock", "fix the stack of every host of an inventory in one file, or check it"),
     "bench": ("laoka.cli.bench", "how fast a model server is by a fixed recipe, and whether two runs differ"),
+    "diagnose": ("laoka.cli.diagnose", "why it is broken: root cause, evidence and the next step, from logs, captures or hosts"),
     "model": ("laoka.cli.model", "on the host: list, fetch, verify, switch, roll back and prune model revisions"),
     "watchdog": ("laoka.cli.watchdog", "on the host: what the watchdog sees, and whether its alerts arrive"),
     "sandbox": ("laoka.cli.sandbox", "throw-away hosts on this machine with a simulated V100"),

@@ -1,1 +1,1 @@
-"""Log signatures and the five-step chain from symptom to cause."""
+"""Why it is broken: signatures in logs and facts of the host, walked from the symptom to the tool boundary."""

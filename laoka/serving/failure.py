@@ -68,7 +68,7 @@ def name_start_failure(status: int, tail: Sequence[str], unit: str) -> Failure:
     if "Address already in use" in text:
         return Failure("port_taken", detail, "see who has it: ss -ltnp")
     for found in failures():
-        if not found.benign and found.id not in _LATER_WORDS and all(words in text for words in found.signature):
+        if not found.benign and found.role != "consequence" and found.id not in _NOT_BY_ROW and found.matches(text):
             kind = "out_of_memory" if "oom" in found.id or found.id == "no-kv-blocks" else "start_failed"
             return Failure(kind, f"{detail} ({found.id}: {found.cause})", found.fix)
     if "greater than the derived max_model_len" in text:
@@ -90,8 +90,8 @@ def name_start_failure(status: int, tail: Sequence[str], unit: str) -> Failure:
     return Failure("start_failed", detail, f"journalctl -u {unit} -n 100, or laoka diagnose on it")
 
 
-# Rows of the catalogue that only say that something before them went wrong, or that are words of an answer.
-_LATER_WORDS = frozenset({"engine-core-died", "exclamation-marks"})
+# Rows of the catalogue that have a kind of their own here, and one that is words of an answer.
+_NOT_BY_ROW = frozenset({"port-taken", "bad-flag", "context-too-long", "model-missing", "exclamation-marks"})
 
 
 def _own_words(tail: Sequence[str]) -> list[str]:
