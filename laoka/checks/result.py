@@ -26,6 +26,22 @@ class HostResult:
         return worst(tuple("ok" if finding.accepted else finding.severity for finding in self.findings))
 
 
+def finding_table(finding: Finding, lang: Language) -> dict[str, object]:
+    """A finding as plain values, with its words."""
+    return {
+        "id": finding.id,
+        "area": finding.area,
+        "severity": finding.severity,
+        "case": finding.case,
+        "subject": finding.subject,
+        "accepted": finding.accepted,
+        "title": finding.title(lang),
+        "evidence": list(finding.evidence),
+        "why": finding.why(lang),
+        "next": finding.next(lang),
+    }
+
+
 def as_json(result: HostResult, lang: Language) -> dict[str, object]:
     """The object that `laoka check --json` prints for a host."""
     if result.report is None:
@@ -50,9 +66,9 @@ def as_json(result: HostResult, lang: Language) -> dict[str, object]:
     }
 
 
-def as_junit(results: Iterable[HostResult], lang: Language) -> str:
+def as_junit(results: Iterable[HostResult], lang: Language, name: str = "laoka check") -> str:
     """A JUnit file: a suite per host, a case per finding; fail and warn are failures, unknown is an error."""
-    root = ElementTree.Element("testsuites", name="laoka check")
+    root = ElementTree.Element("testsuites", name=name)
     for result in results:
         counted = [finding.severity for finding in result.findings if not finding.accepted]
         failures = sum(severity in ("fail", "warn") for severity in counted)
@@ -65,8 +81,8 @@ def as_junit(results: Iterable[HostResult], lang: Language) -> str:
             case = ElementTree.SubElement(suite, "testcase", classname=result.host, name="reach the host")
             ElementTree.SubElement(case, "error", message=result.error)
         for finding in result.findings:
-            name = f"{finding.id} {finding.subject}" if finding.subject else finding.id
-            case = ElementTree.SubElement(suite, "testcase", classname=f"{result.host}.{finding.area}", name=name)
+            label = f"{finding.id} {finding.subject}" if finding.subject else finding.id
+            case = ElementTree.SubElement(suite, "testcase", classname=f"{result.host}.{finding.area}", name=label)
             kind = {"fail": "failure", "warn": "failure", "unknown": "error"}.get(finding.severity)
             if finding.accepted:
                 ElementTree.SubElement(case, "skipped", message=finding.accepted)
@@ -77,57 +93,71 @@ def as_junit(results: Iterable[HostResult], lang: Language) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
+@dataclass(frozen=True)
+class Overview:
+    """A table above the hosts of a page: headings, and for each row its cells as (text, severity or "")."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, str], ...], ...]
+
+
 _PAGE = """<!doctype html>
-<html lang="{{ lang }}"><head><meta charset="utf-8"><title>laoka check</title><style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }
-h2 { border-bottom: 1px solid #ccc } .f { margin: .8em 0; padding-left: .8em; border-left: 4px solid #bbb }
+<html lang="{{ lang }}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title><style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
+h2 { border-bottom: 1px solid #ccc; overflow-wrap: anywhere } .f { margin: .8em 0; padding-left: .8em; border-left: 4px solid #bbb }
 .fail { border-color: #c22 } .unknown { border-color: #a3a } .warn { border-color: #d90 } .info { border-color: #38c }
-.ok { border-color: #3a3 } code { background: #f3f3f3; display: block; white-space: pre-wrap; padding: 0 .4em }
-small { color: #666 }
-</style></head><body><h1>laoka check</h1>
-{% for host in hosts %}<h2>{{ host.name }}: {{ host.verdict }}</h2>
-{% if host.error %}<p>{{ host.error }}</p>{% endif %}
-{% for area, items in host.areas %}<h3>{{ area }}</h3>
-{% for f in items %}<div class="f {{ f.severity }}"><b>{{ f.title }}</b> <small>{{ f.severity }} {{ f.id }}</small>
+.ok { border-color: #3a3 }
+small { color: #666 } div, code { overflow-wrap: anywhere }
+code { background: #f3f3f3; display: block; white-space: pre-wrap; padding: 0 .4em }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-size: 14px } td, th { padding: .2em .5em; text-align: left }
+td { border-top: 1px solid #ddd; white-space: nowrap } td:last-child { white-space: normal; min-width: 14em }
+td.fail { color: #c22 } td.unknown { color: #a3a } td.warn { color: #a60 } td.info { color: #27a } td.ok { color: #373 }
+summary { cursor: pointer; color: #666 }
+@media (max-width: 40em) { body { margin: .5em auto; padding: 0 .6em } h1 { font-size: 1.4em } h2 { font-size: 1.15em } }
+</style></head><body><h1>{{ title }}</h1>
+{% if overview %}<div class="wide"><table><tr>{% for heading in overview.headings %}<th>{{ heading }}</th>{% endfor %}</tr>
+{% for row in overview.rows %}<tr>{% for cell, severity in row %}<td class="{{ severity }}">
+{%- if loop.first %}<a href="#{{ cell }}">{{ cell }}</a>{% else %}{{ cell }}{% endif %}</td>{% endfor %}</tr>
+{% endfor %}</table></div>{% endif %}
+{% macro one(f) %}<div class="f {{ f.severity }}"><b>{{ f.title }}</b> <small>{{ f.severity }} {{ f.id }}</small>
 {% for line in f.evidence %}<code>{{ line }}</code>{% endfor %}
 {% if f.accepted %}<div><small>{{ f.accepted }}</small></div>{% endif %}
 {% if f.why %}<div>{{ f.why }}</div>{% endif %}{% if f.next %}<div><b>{{ f.next }}</b></div>{% endif %}</div>
-{% endfor %}{% endfor %}{% endfor %}</body></html>
+{% endmacro %}
+{% for host in hosts %}<h2 id="{{ host.name }}">{{ host.name }}: {{ host.verdict }}</h2>
+{% if host.error %}<p>{{ host.error }}</p>{% endif %}
+{% for area, items in host.areas %}<h3>{{ area }}</h3>
+{% for f in items %}{{ one(f) }}{% endfor %}{% endfor %}
+{% if host.fine %}<details><summary>{{ host.fine_label }}</summary>
+{% for f in host.fine %}{{ one(f) }}{% endfor %}</details>{% endif %}{% endfor %}</body></html>
 """
 
 
-def as_html(results: Iterable[HostResult], lang: Language) -> str:
-    """One page for all hosts, without anything from elsewhere. Errors: ModuleNotFoundError without jinja2."""
+def as_html(results: Iterable[HostResult], lang: Language, title: str = "laoka check", overview: Overview | None = None) -> str:
+    """One page for all hosts, without anything from elsewhere, readable on a phone; what is fine is folded away.
+
+    Errors: ModuleNotFoundError without jinja2.
+    """
     import jinja2
 
-    hosts = [
-        {
+    hosts = []
+    for result in results:
+        fine = [finding for finding in result.findings if finding.severity == "ok"]
+        rest = [finding for finding in result.findings if finding.severity != "ok"]
+        hosts.append({
             "name": result.host,
             "verdict": result.verdict,
             "error": result.error,
             "areas": [
-                (
-                    text(f"checks.area.{area}", lang),
-                    [
-                        {
-                            "severity": finding.severity,
-                            "id": finding.id,
-                            "title": finding.title(lang),
-                            "evidence": finding.evidence,
-                            "accepted": finding.accepted,
-                            "why": finding.why(lang),
-                            "next": finding.next(lang),
-                        }
-                        for finding in findings
-                    ],
-                )
-                for area, findings in by_area(result.findings)
+                (text(f"checks.area.{area}", lang), [finding_table(finding, lang) for finding in findings])
+                for area, findings in by_area(rest)
             ],
-        }
-        for result in results
-    ]
+            "fine": [finding_table(finding, lang) for finding in fine],
+            "fine_label": f"{len(fine)} ok",
+        })  # fmt: skip
     template = jinja2.Environment(autoescape=True).from_string(_PAGE)
-    return template.render(hosts=hosts, lang="zh-CN" if lang == "zh" else "en")
+    return template.render(hosts=hosts, lang="zh-CN" if lang == "zh" else "en", title=title, overview=overview)
 
 
 def by_area(findings: Iterable[Finding]) -> tuple[tuple[str, tuple[Finding, ...]], ...]:

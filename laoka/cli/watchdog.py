@@ -12,9 +12,12 @@ import click
 from laoka.agent import channels, drill, outbox, state, wording
 from laoka.agent.config import DEFAULT_PATH, Config, ConfigError, load_config
 from laoka.catalog.messages import Language, text
+from laoka.files import write_atomic
 
 STATE_FILE = "/run/laoka/watchdog.json"
 DRILL_DEADLINE_S = 20.0
+ALERT_TEST = "alert-test.json"
+"""In the watchdog's folder: when alerts were last tested, and what came of it."""
 
 
 @click.group()
@@ -141,16 +144,23 @@ def test_alert(lang: Language, file: Path) -> int:
         click.echo(text("watchdog.test.none", lang, source=source), err=True)
         return 1
     title, body = test_message(config)
-    failed = False
+    delivered = 0
     for url in urls:
         channel = outbox.channel_name(url)
         if not channels.is_address(url):
             outcome = "not_an_address"
         else:
             outcome = "delivered" if channels.send(url, title, body, "test") else "failed"
-        failed = failed or outcome != "delivered"
+        delivered += outcome == "delivered"
         click.echo(text(f"watchdog.test.{outcome}", lang, channel=channel))
-    return 1 if failed else 0
+    # When alerts were last proven is what an audit asks for.
+    record = {"unix_s": time.time(), "delivered": delivered, "failed": len(urls) - delivered}
+    path = Path(config.state_dir) / ALERT_TEST
+    try:
+        write_atomic(path, json.dumps(record) + "\n")
+    except OSError as error:
+        click.echo(f"{path}: {error.strerror}", err=True)
+    return 0 if delivered == len(urls) else 1
 
 
 @command.command(name="drill")

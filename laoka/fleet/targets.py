@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from laoka.fleet.inventory import load_inventory
+from laoka.fleet.inventory import HostEntry, load_inventory
 from laoka.host import collect
 from laoka.host.collect import SshTarget
 from laoka.host.report import HostReport
@@ -21,9 +21,9 @@ class InventoryTarget:
     ssh: SshTarget | None
     expected_gpus: int | None
 
-    def read(self) -> HostReport:
-        """The host's report, by one round trip. Errors: CouldNotCollect."""
-        return collect.from_this_machine() if self.ssh is None else collect.from_ssh(self.ssh)
+    def read(self, deadline_s: float | None = None) -> HostReport:
+        """The host's report, by one round trip. Arguments: `deadline_s` the longest it may take. Errors: CouldNotCollect."""
+        return collect.from_this_machine() if self.ssh is None else collect.from_ssh(self.ssh, deadline_s)
 
 
 def ssh_target(name: str, data: Mapping[str, Any]) -> SshTarget | None:
@@ -42,11 +42,13 @@ def ssh_target(name: str, data: Mapping[str, Any]) -> SshTarget | None:
 
 def targets_of_inventory(path: str | Path) -> tuple[InventoryTarget, ...]:
     """Every host of an inventory file. Errors: InventoryUnread."""
-    found = []
-    for entry in load_inventory(path):
-        gpus = entry.data.get("expected_gpus")
-        found.append(InventoryTarget(entry.name, ssh_target(entry.name, entry.data), None if gpus is None else len(gpus)))
-    return tuple(found)
+    return tuple(target_of(entry) for entry in load_inventory(path))
+
+
+def target_of(entry: HostEntry) -> InventoryTarget:
+    """One host of an inventory as a target."""
+    gpus = entry.data.get("expected_gpus")
+    return InventoryTarget(entry.name, ssh_target(entry.name, entry.data), None if gpus is None else len(gpus))
 
 
 def _text(value: object) -> str | None:

@@ -71,9 +71,13 @@ def text_of_this_machine() -> str:
     return _probe_text(run(["sh", "-s"], stdin=probe.script(), deadline_s=probe.DEADLINE_S + 5), "@local")
 
 
-def text_over_ssh(target: SshTarget) -> str:
-    """The probe's text of a host. Errors: CouldNotCollect when the host can't be reached or its shell can't run it."""
-    deadline_s = CONNECT_TIMEOUT_S * (2 if target.jump else 1) + probe.DEADLINE_S + 5
+def text_over_ssh(target: SshTarget, deadline_s: float | None = None) -> str:
+    """The probe's text of a host. Arguments: `deadline_s` the longest it may take; None: connecting, the probe, and a little.
+
+    Errors: CouldNotCollect when the host can't be reached or its shell can't run it.
+    """
+    if deadline_s is None:
+        deadline_s = CONNECT_TIMEOUT_S * (2 if target.jump else 1) + probe.DEADLINE_S + 5
     return _probe_text(run(ssh_argv(target), stdin=probe.script(), deadline_s=deadline_s), target.name)
 
 
@@ -94,9 +98,9 @@ def from_this_machine() -> HostReport:
     return _report(text_of_this_machine(), "@local")
 
 
-def from_ssh(target: SshTarget) -> HostReport:
-    """The report of a host over SSH. Errors: CouldNotCollect."""
-    return _report(text_over_ssh(target), target.name)
+def from_ssh(target: SshTarget, deadline_s: float | None = None) -> HostReport:
+    """The report of a host over SSH. Arguments: `deadline_s` as for `text_over_ssh`. Errors: CouldNotCollect."""
+    return _report(text_over_ssh(target, deadline_s), target.name)
 
 
 def from_file(path: str | Path) -> HostReport:

@@ -37,6 +37,8 @@ class SmiGpu:
     address: str | None
     name: Maybe[str]
     device_id: Maybe[int]
+    uuid: Maybe[str]
+    serial: Maybe[str]
     vbios_version: Maybe[str]
     persistence_mode: Maybe[bool]
     bar1_total_mib: Maybe[int]
@@ -113,6 +115,8 @@ Flat = Mapping[str, str]
 _PATHS: dict[str, tuple[str, ...]] = {
     "name": ("product_name", "=product name"),
     "device_id": ("pci/pci_device_id", "=pci/device id"),
+    "uuid": ("uuid", "=gpu uuid"),
+    "serial": ("serial", "=serial number"),
     "vbios_version": ("vbios_version", "=vbios version"),
     "persistence_mode": ("persistence_mode", "=persistence mode"),
     "bar1_total_mib": ("bar1_memory_usage/total", "=bar1 memory usage/total"),
@@ -305,6 +309,8 @@ def _gpu(flat: Flat, address: str) -> SmiGpu:
         address=normal(address),
         name=text("name"),
         device_id=_pci_device_id(text("device_id")),
+        uuid=text("uuid"),
+        serial=text("serial"),
         vbios_version=text("vbios_version"),
         persistence_mode=_switch(text("persistence_mode")),
         bar1_total_mib=whole("bar1_total_mib"),

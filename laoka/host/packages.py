@@ -147,4 +147,4 @@ def read_policy(text: str) -> tuple[Candidate, ...]:
         head = re.match(r"(\S+):\n\s+Installed: (\S+)\n\s+Candidate: (\S+)", block)
         if head:
             found.append(Candidate(head[1], *(None if word == "(none)" else word for word in (head[2], head[3]))))
-    return tuple(found)
+    return tuple(dict.fromkeys(found))

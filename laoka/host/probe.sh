@@ -275,13 +275,33 @@ main() {
     files apt-preferences '' /etc/apt/preferences '/etc/apt/preferences.d/*'
     files apt-sources '(nvidia|cuda)' '/etc/apt/sources.list' '/etc/apt/sources.list.d/*'
     sec apt-config 3 sh -c 'apt-config dump | grep -E "^(Unattended-Upgrade|APT::Periodic)"; true'
+    # What is installed is asked for by name: a fixed list can't have every package that an upgrade could move.
+    installed=$(bounded 2 dpkg-query -W -f '${db:Status-Status} ${Package}\n' '*nvidia*' 'libcuda*' 'linux-image*' 'linux-headers*' \
+        'linux-generic*' 2>/dev/null | awk '$1 == "installed" { print $2 }')
+    # shellcheck disable=SC2086 # one word a name
     sec apt-policy 3 apt-cache policy nvidia-driver-580-server nvidia-driver-580 nvidia-dkms-580-server nvidia-headless-580-server \
-        nvidia-driver nvidia-driver-pinning-580 cuda-drivers cuda-drivers-580 cuda linux-image-generic linux-image-amd64
+        nvidia-driver nvidia-driver-pinning-580 cuda-drivers cuda-drivers-580 cuda linux-image-generic linux-image-amd64 $installed
 
     sec services 2 systemctl show -p Id,LoadState,ActiveState,SubState,UnitFileState,NRestarts \
         nvidia-persistenced.service unattended-upgrades.service apt-daily-upgrade.timer apt-daily.timer qwen-serve.service \
-        rsyslog.service nvidia-fabricmanager.service gdm.service lightdm.service docker.service
+        rsyslog.service nvidia-fabricmanager.service gdm.service lightdm.service docker.service qwen-watchdog.service \
+        laoka-power.service qwen-guard.service
     sec failed-units 2 systemctl list-units --failed --no-legend --plain --no-pager
+    # What laoka has put here: links, stamps, flags, the watchdog's state, deploys; and hashes of what units are made of.
+    if [ -e /var/lib/laoka ] || [ -e /opt/laoka ]; then
+        sec laoka 3 sh -c 'exec 2>/dev/null; s=/var/lib/laoka/stamps; d=/var/lib/laoka/deploys
+            grep -Hs "" /opt/laoka/engines/current/laoka-complete /opt/laoka/engines/current/laoka-engine.json /etc/laoka/speculative.json \
+                /var/lib/laoka/speculative.json /etc/qwen-serve/vllm.yaml /etc/qwen-serve/*/vllm.yaml /run/qwen-serve/state.json \
+                /run/laoka/watchdog.json /var/lib/laoka/watchdog/alert-test.json $s/*.config $d/lock
+            test -e $d/ledger && tail -n 20 $d/ledger | sed "s|^|$d/ledger:|"
+            set -- $(sed -s 1d $s/*.config | sort -u)
+            for p in /opt/laoka/agent/current /opt/laoka/engines/current /srv/laoka/models/current /srv/laoka/models/drafter "$@"; do
+                test -L "$p" && echo "@link $p $(readlink -f "$p")"; done
+            test $# = 0 || sha256sum "$@" | sed "s|^|@hash |"
+            true'
+    else
+        echo "@skip laoka nothing of it is installed here"
+    fi
     sec disks 3 df -kP
     sec inodes 3 df -iP
     sec log-size 2 du -sk /var/log

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from laoka.host import iomem, pci, sections
+from laoka.host.deployed import Deployed, read_deployed
 from laoka.host.driver import Driver, read_driver
 from laoka.host.firmware import Firmware, read_firmware
 from laoka.host.kernel import Kernel, read_kernel
@@ -59,6 +60,7 @@ class HostReport:
     nvidia: Nvidia
     packages: Packages
     system: System
+    deployed: Maybe[Deployed]
 
     @classmethod
     def from_probe(cls, text: str) -> HostReport:
@@ -126,6 +128,7 @@ def build(given: Sections) -> HostReport:
         nvidia=read_nvidia(given),
         packages=read_packages(given),
         system=read_system(given),
+        deployed=read_deployed(given),
     )
 
 

@@ -137,7 +137,7 @@ def _boot(host: HostFolder, base: Path, pip: machine.PipSettings) -> None:
     _end_leftovers(host)
     _mount_root(host, base)
     if not host.card.exists():
-        card.create(host.card, (card.v100_pcie_32gb(),))
+        card.create(host.card, (card.v100_pcie_32gb(number=host.number),))
     _write_identity(host, pip)
     binds = [
         f"--bind={host.card}:{CARD_IN_HOST}",

@@ -37,6 +37,8 @@ class PowerSettings(RoleSettings):
     """How many processes may use a card; None leaves it."""
     psu_rating_w: int | None = Field(default=None, gt=0)
     """What the power supply gives, in watts, as its label says; None: the sum of caps can't be checked."""
+    psu_model: str | None = None
+    """Maker and model of the power supply: `laoka audit` tells when several hosts with the same one lose cards or power."""
     host_power_w: int | None = Field(default=None, gt=0)
     """What the host draws without its cards under load, in watts: measure it at the wall."""
 

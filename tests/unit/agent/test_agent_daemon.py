@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -163,6 +164,8 @@ def test_test_alert(host: Host, endpoint: Endpoint) -> None:
     assert done.return_value == 1
     assert (done.stdout.count("delivered"), done.stdout.count("FAILED")) == (1, 2)
     assert SECRET not in done.output
+    noted = json.loads((host.folder / "state" / "alert-test.json").read_text())
+    assert (noted["delivered"], noted["failed"]) == (1, 2) and noted["unix_s"] > 1.7e9
     (host.folder / "urls").write_text("# none yet\n")
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert done.return_value == 1

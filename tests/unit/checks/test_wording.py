@@ -31,9 +31,9 @@ COMPUTED = [
 ]
 
 
-def written_cases() -> Iterator[tuple[str, str, set[str]]]:
+def written_cases(folder: Path = FOLDER) -> Iterator[tuple[str, str, set[str]]]:
     """(check, case, names of values) of every call in a check function whose case is a literal."""
-    for path in sorted(FOLDER.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.FunctionDef):
                 continue
