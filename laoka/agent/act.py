@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from laoka.agent import nvml, pci
+from laoka.agent import engine, nvml, pci
 from laoka.agent.config import DEFAULT_PATH, Config, ConfigError, load_config
 from laoka.agent.ladder import Step
 from laoka.files import write_atomic
@@ -231,15 +231,13 @@ def start_engine(config: Config, *, restart: bool = False) -> str:
     _must(run(["systemctl", verb, config.unit], deadline_s=stop_s + config.engine_start_deadline_s + 60))
     if not config.completion_url:
         return f"{config.unit} started"
-    key = Path(config.completion_api_key_file).read_text(encoding="utf-8").strip() if config.completion_api_key_file else ""
-    server = completion.Server(config.completion_url, config.completion_model, key, config.judge_text)
-    verdict = completion.ask(server, deadline_s=COMPLETION_DEADLINE_S)
+    verdict = completion.ask(engine.server(config), deadline_s=COMPLETION_DEADLINE_S)
     if not verdict.healthy:
         raise StepError(f"{config.unit} started, but no completion: {verdict.kind}: {verdict.detail}")
     return f"a completion came back in {verdict.latency_s:.2f} s"
 
 
-def verify(config: Config, fenced: frozenset[str], *, engine: bool) -> str:
+def verify(config: Config, fenced: frozenset[str], *, with_engine: bool) -> str:
     """Caps, count, link, computing, engine: all that a recovered host must show. Errors: StepError with what is not so."""
     expected = [gpu for gpu in config.gpu if gpu.bdf not in fenced]
     said = []
@@ -251,7 +249,11 @@ def verify(config: Config, fenced: frozenset[str], *, engine: bool) -> str:
     if config.nvml == "required":
         answer = nvml.Prober(config.nvml_deadline_s).ask()
         reading = nvml.judge(config, answer)
-        bad = [signal.seen for signal in reading.signals if signal.kind not in ("heat", "throttled") and signal.bdf not in fenced]
+        bad = [
+            signal.seen
+            for signal in reading.signals
+            if signal.kind not in ("heat", "throttled", "pages_many") and signal.bdf not in fenced
+        ]
         if reading.verdict == "unknown":
             raise StepError(f"NVML: {reading.detail}")
         if bad:
@@ -267,7 +269,7 @@ def verify(config: Config, fenced: frozenset[str], *, engine: bool) -> str:
     if config.smoke_test:
         _must(run(config.smoke_test, deadline_s=SMOKE_DEADLINE_S))
         said.append("the CUDA test passed")
-    if engine:
+    if with_engine:
         said.append(start_engine(config))
     return "; ".join(said)
 
@@ -309,7 +311,7 @@ def perform(task: Task, config: Config) -> Result:
             return Result("skipped", f"does not answer: {', '.join(dead)}")
         stopped = stop_users(config)
         _touch(task, config)
-        return Result("recovered", f"{stopped}; {verify(config, task.fenced, engine=task.engine_wanted)}")
+        return Result("recovered", f"{stopped}; {verify(config, task.fenced, with_engine=task.engine_wanted)}")
     except StepError as error:
         return Result("failed", str(error))
 

@@ -80,6 +80,8 @@ class Config:
     completion_api_key_file: str = ""
     completion_interval_s: float = 60.0
     completion_deadline_s: float = 30.0
+    engine_stalled_after_s: float = 120.0
+    """Requests are there but no token counter has moved for so long: the engine is stuck. Longer than its longest prefill step."""
     judge_text: bool = True
     """False where the model answers noise by nature (random weights)."""
 

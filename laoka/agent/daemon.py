@@ -92,7 +92,7 @@ class Daemon:
         self._make_room()
         self.recovery.open(_now())
         self._read_urls()
-        self.sensors.start(self._read_position())
+        self.sensors.start(self._read_position(), self.recovery.last_boot())
         threading.Thread(target=self._send, name="alerts", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         ready = False

@@ -1,11 +1,15 @@
-"""The engine sensor: does a real completion come back? Health says 200 while an engine stands still; only this finds it."""
+"""The engine's sensors: does a completion come back, and do its counters move while it has requests? Health says 200 anyway."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
+from laoka.agent.config import Config
 from laoka.agent.signals import Reading, Signal
-from laoka.serving.completion import Verdict
+from laoka.serving.completion import Server, Verdict
+from laoka.serving.progress import Progress
 
 FAILURES_IN_A_ROW = 2
 """One late answer may be a busy engine; the second question comes soon after it."""
@@ -23,6 +27,12 @@ KIND_OF: Mapping[str, str] = {
     "refused": "engine_refuses",
     "not_openai": "engine_refuses",
 }
+
+
+def server(config: Config) -> Server:
+    """The model server that the settings name. Errors: OSError where its key's file can't be read."""
+    key = Path(config.completion_api_key_file).read_text(encoding="utf-8").strip() if config.completion_api_key_file else ""
+    return Server(config.completion_url, config.completion_model, key, config.judge_text)
 
 
 def judge(verdict: Verdict, failures: int) -> tuple[Reading, int]:
@@ -43,3 +53,31 @@ def judge(verdict: Verdict, failures: int) -> tuple[Reading, int]:
 def not_asked(unit: str, active: str) -> Reading:
     """While the unit is not up, no answer is no news: the unit sensor speaks."""
     return Reading("completion", "unknown", detail=f"not asked: {unit} is {active}")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Since when the counters of an engine with requests stand still (monotonic), and where they stood."""
+
+    moved: float = -1.0
+    since_s: float = 0.0
+
+
+def judge_progress(progress: Progress | None, standing: Standing, now_s: float, after_s: float) -> tuple[Reading, Standing]:
+    """Signal: engine_stalled, when there are requests but no counter has moved for `after_s`. An engine without these counters is
+    not judged.
+    """
+    if progress is None:
+        return Reading("engine", "unknown", detail="/metrics does not answer, or has none of vLLM's counters"), Standing()
+    facts = {"running": progress.running, "waiting": progress.waiting, "moved": progress.moved}
+    busy = progress.running + progress.waiting > 0
+    if not busy or progress.moved != standing.moved:
+        detail = f"{progress.running} requests running, {progress.waiting} waiting"
+        return Reading("engine", "ok", detail=detail, facts=facts), Standing(progress.moved, now_s)
+    still_s = now_s - standing.since_s
+    detail = f"{progress.running} requests running, {progress.waiting} waiting, but no token for {still_s:.0f} s"
+    if still_s < after_s:
+        return Reading("engine", "ok", detail=detail, facts=facts), standing
+    values: dict[str, str | int | float] = {"running": progress.running, "waiting": progress.waiting, "seconds": round(still_s)}
+    signal = Signal("engine_stalled", "engine", seen=detail, values=values)
+    return Reading("engine", "bad", (signal,), detail, facts), standing

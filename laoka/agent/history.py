@@ -110,6 +110,13 @@ class History:
         )
         return tuple(Row(_attempt(row), row[7], tuple(row[8].split()), row[9]) for row in found)
 
+    def cut_power_in(self, boot_id: str) -> bool:
+        """Whether the last thing that the ladder did in a boot was to cut the power."""
+        found = self._base.execute(
+            "SELECT step FROM attempts WHERE boot_id = ? AND drill = 0 ORDER BY number DESC LIMIT 1", (boot_id,)
+        ).fetchone()
+        return found is not None and found[0] == "cold_cycle"
+
     def counts(self) -> Mapping[tuple[str, str], int]:
         """How often each step ended how, drills left out."""
         found = self._base.execute("SELECT step, outcome, COUNT(*) FROM attempts WHERE drill = 0 AND outcome <> '' GROUP BY 1, 2")

@@ -24,6 +24,10 @@ NOT_LOADED, NO_LIBRARY, MISMATCH, NOT_FOUND = 9, 12, 18, 6
 KILL_WAIT_S = 2.0
 HOT_AGAIN_BELOW_C = 3
 """A card that was too hot is cool again when it is so much below the limit."""
+PAGES_MANY = 60
+"""Retired pages: a card before Ampere has room for 64 (checks in use elsewhere call it bad from 60 or 62 on)."""
+# Reasons why clocks are held back that are no part of normal work (nvml.h, nvmlClocksEventReasons).
+THROTTLE_REASONS = {0x08: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "hw_power_brake"}
 POWER_LIMIT_TOLERANCE_W = 1.0
 MAX_ANSWER_BYTES = 1024 * 1024
 
@@ -64,8 +68,12 @@ class Prober:
             return answer if isinstance(answer, dict) else {"broken": f"the NVML child ended with status {status} and no answer"}
 
 
-def judge(config: Config, answer: Mapping[str, Any], hot: frozenset[str] = frozenset()) -> Reading:
-    """A reading of the child's answer. `hot` are the cards that were too hot before (see `hot_cards`)."""
+def judge(
+    config: Config, answer: Mapping[str, Any], hot: frozenset[str] = frozenset(), held: frozenset[str] = frozenset()
+) -> Reading:
+    """A reading of the child's answer. `hot` are the cards that were too hot before (see `hot_cards`), `held` those whose clocks
+    were held back before (see `held_cards`): once is no news.
+    """
     if "hung" in answer:
         values: dict[str, str | int | float] = {"deadline_s": f"{config.nvml_deadline_s:g}", "count": int(answer["hung"])}
         seen = f"NVML did not answer within {config.nvml_deadline_s:g} s"
@@ -82,7 +90,7 @@ def judge(config: Config, answer: Mapping[str, Any], hot: frozenset[str] = froze
     cards = {bdf: card for card in listed if (bdf := normal(str(card.get("bdf") or "")))}
     signals: list[Signal] = []
     for gpu in config.gpu:
-        signals += _card_signals(config, gpu, cards.get(gpu.bdf), gpu.bdf in hot)
+        signals += _card_signals(config, gpu, cards.get(gpu.bdf), gpu.bdf in hot, gpu.bdf in held)
     facts = {"driver": answer.get("driver"), "count": len(listed), "cards": cards}
     if signals:
         return _bad(tuple(signals), facts, signals[0].seen)
@@ -96,7 +104,7 @@ def _bad(signals: tuple[Signal, ...], facts: Mapping[str, Any], detail: str) -> 
     return Reading("nvml", "bad", signals, detail, facts)
 
 
-def _card_signals(config: Config, gpu: ExpectedGpu, card: Mapping[str, Any] | None, was_hot: bool) -> list[Signal]:
+def _card_signals(config: Config, gpu: ExpectedGpu, card: Mapping[str, Any] | None, was_hot: bool, was_held: bool) -> list[Signal]:
     bdf = gpu.bdf
     if card is None:
         return [Signal("nvml_missing", "nvml", bdf, seen=f"NVML does not list {bdf}")]
@@ -113,6 +121,12 @@ def _card_signals(config: Config, gpu: ExpectedGpu, card: Mapping[str, Any] | No
     if card.get("pages_pending"):
         seen = f"{bdf}: retired pages pending"
         found.append(Signal("pages_pending", "nvml", bdf, seen=seen, values={"count": card.get("pages_retired") or 0}))
+    if (card.get("pages_retired") or 0) >= PAGES_MANY:
+        pages = int(card["pages_retired"])
+        found.append(Signal("pages_many", "nvml", bdf, seen=f"{bdf}: {pages} retired pages", values={"count": pages}))
+    if was_held and (reasons := throttle_reasons(card)):
+        words = ", ".join(reasons)
+        found.append(Signal("throttled", "nvml", bdf, seen=f"{bdf}: clocks held back: {words}", values={"reasons": words}))
     if card.get("ecc_uncorrected"):
         count = int(card["ecc_uncorrected"])
         found.append(Signal("ecc_uncorrected", "nvml", bdf, seen=f"{bdf}: {count} uncorrectable errors", values={"count": count}))
@@ -145,6 +159,17 @@ def _heat(gpu: ExpectedGpu, card: Mapping[str, Any], was_hot: bool) -> list[Sign
             seen = f"{gpu.bdf}: {shown} {temperature_c} C, limit {limit_c:g} C"
             found.append(Signal("heat", "nvml", gpu.bdf, subject=part, seen=seen, values=values))
     return found
+
+
+def throttle_reasons(card: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the reasons of heat and power for which a card's clocks are held back now; a power cap that was set is none."""
+    bits = card.get("throttle_reasons") or 0
+    return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
+
+
+def held_cards(reading: Reading) -> frozenset[str]:
+    """The cards whose clocks a reading found held back."""
+    return frozenset(bdf for bdf, card in reading.facts.get("cards", {}).items() if throttle_reasons(card))
 
 
 def hot_cards(signals: Sequence[Signal]) -> frozenset[str]:

@@ -127,6 +127,11 @@ def judge(expected: Sequence[ExpectedGpu], devices: dict[str, SeenDevice], bus_f
             values = {"found": device.device_id, "expected": gpu.device_id}
             seen = f"{gpu.bdf}: device id {device.device_id}, expected {gpu.device_id}"
             signals.append(Signal("card_swapped", "pci", gpu.bdf, seen=seen, values=values))
+        elif device.driver is not None and device.driver != "nvidia":
+            # No driver at all is NVML's to tell; another one (vfio-pci, nouveau) hides the card for good.
+            other = {"driver": device.driver}
+            seen = f"{gpu.bdf}: driver {device.driver}, expected nvidia"
+            signals.append(Signal("driver_other", "pci", gpu.bdf, subject=device.driver, seen=seen, values=other))
         elif device.device_id is None or device.header is None:
             state = "unread"
             unread[gpu.bdf] = f"{gpu.bdf}: {device.fault or 'vendor and device can not be read'}"

@@ -23,6 +23,7 @@ from laoka.agent.config import Config
 from laoka.agent.history import History, Row
 from laoka.agent.incidents import Incident, Tracker
 from laoka.agent.ladder import CardState, Case, Decision, Rules
+from laoka.agent.sensors import LastBoot
 from laoka.agent.signals import Reading
 from laoka.catalog import xids
 from laoka.files import write_atomic
@@ -32,8 +33,8 @@ KEEP_RUNNING_TIME_S = 60.0
 TELL_BEFORE_REBOOT_S = 10.0
 CHECK_S = 15.0
 """After a step that healed, every sensor looks again before the next step is thought of: NVML's interval and deadline, and this."""
-ENGINE_SENSORS = ("unit", "completion")
-CARD_SENSORS = ("pci", "nvml")
+ENGINE_SENSORS = ("unit", "completion", "engine")
+CARD_SENSORS = ("pci", "nvml", "link")
 
 
 def rules_of(config: Config) -> Rules:
@@ -146,6 +147,18 @@ class Recovery:
     def _broken(self, error: Exception) -> None:
         self.note(f"recovery: {type(error).__name__}: {error}: nothing is done by itself, as it could not be counted")
         self._history = None
+
+    def last_boot(self) -> LastBoot:
+        """This boot and the last one that the watchdog ran in; this one is noted as known."""
+        if self._history is None or not self.boot_id:
+            return LastBoot(self.boot_id)
+        try:
+            known = self._history.fact("boot_id")
+            self._history.keep("boot_id", self.boot_id)
+            return LastBoot(self.boot_id, known, self._history.cut_power_in(known))
+        except sqlite3.Error as error:
+            self._broken(error)
+            return LastBoot(self.boot_id)
 
     def run_s(self, now: Now) -> float:
         """The watchdog's running time, all its runs together."""

@@ -9,17 +9,30 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from laoka.agent import disk, engine, nvml, pci, unit
+from laoka.agent import act, boot, disk, engine, flood, link, nvml, pci, unit
 from laoka.agent.config import Config
 from laoka.agent.follow import Follower, boot_id
 from laoka.agent.kernel_log import Position, Stitcher, signal_of
 from laoka.agent.signals import Reading
 from laoka.serving import completion
+from laoka.serving.progress import parse_progress
 
 ASK_AGAIN_S = 5.0
 KERNEL_TELL_S = 5.0
 SLACK_S = 10.0
 QUEUE_MAX = 2000
+LINK_S = 30.0
+ENGINE_S = 15.0
+ENGINE_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True)
+class LastBoot:
+    """This boot, the last one that the watchdog ran in, and whether the watchdog itself cut the power in it."""
+
+    boot_id: str = ""
+    known_boot_id: str = ""
+    power_was_cut: bool = False
 
 
 @dataclass
@@ -33,12 +46,16 @@ class Sensors:
     heard_s: dict[str, float] = field(default_factory=dict)
     _look_at_pci: threading.Event = field(default_factory=threading.Event)
     _unit_active: str = ""
+    _records: int = 0
 
-    def start(self, position: Position | None) -> None:
+    def start(self, position: Position | None, last_boot: LastBoot) -> None:
         """Start every sensor that is not off. `position`: how far the kernel log was read before; None: never."""
         config = self.config
         self._start("pci", self._pci, config.pci_interval_s + SLACK_S)
         self._start("kernel_log", lambda: self._kernel_log(position), KERNEL_TELL_S + SLACK_S)
+        self._start("link", self._link, LINK_S + SLACK_S)
+        self._start("flood", self._flood, flood.WINDOW_S + SLACK_S)
+        threading.Thread(target=lambda: self._boot(last_boot), name="boot", daemon=True).start()
         self._start("disk", self._disk, config.disk_interval_s + SLACK_S)
         if config.nvml == "required":
             self._start("nvml", self._nvml, config.nvml_interval_s + config.nvml_deadline_s + SLACK_S)
@@ -50,8 +67,10 @@ class Sensors:
             self.put(Reading("unit", "off", detail="no unit is configured"))
         if config.completion_url:
             self._start("completion", self._completion, config.completion_interval_s + config.completion_deadline_s + SLACK_S)
+            self._start("engine", self._engine, ENGINE_S + ENGINE_DEADLINE_S + SLACK_S)
         else:
             self.put(Reading("completion", "off", detail="no completion_url is configured"))
+            self.put(Reading("engine", "off", detail="no completion_url is configured"))
 
     def put(self, reading: Reading) -> None:
         """Hand a reading to the main loop."""
@@ -96,11 +115,12 @@ class Sensors:
     def _nvml(self) -> None:
         prober = nvml.Prober(self.config.nvml_deadline_s)
         hot: frozenset[str] = frozenset()
+        held: frozenset[str] = frozenset()
 
         def look() -> Reading:
-            nonlocal hot
-            reading = nvml.judge(self.config, prober.ask(), hot)
-            hot = nvml.hot_cards(reading.signals)
+            nonlocal hot, held
+            reading = nvml.judge(self.config, prober.ask(), hot, held)
+            hot, held = nvml.hot_cards(reading.signals), nvml.held_cards(reading)
             return reading
 
         self._every("nvml", lambda: self.config.nvml_interval_s, look, None)
@@ -126,9 +146,9 @@ class Sensors:
             if config.unit and self._unit_active not in ("active", ""):
                 failures = 0
                 return engine.not_asked(config.unit, self._unit_active)
-            key = Path(config.completion_api_key_file).read_text(encoding="utf-8").strip() if config.completion_api_key_file else ""
-            server = completion.Server(config.completion_url, config.completion_model, key, config.judge_text)
-            reading, failures = engine.judge(completion.ask(server, deadline_s=config.completion_deadline_s), failures)
+            reading, failures = engine.judge(
+                completion.ask(engine.server(config), deadline_s=config.completion_deadline_s), failures
+            )
             return reading
 
         def interval_s() -> float:
@@ -136,6 +156,58 @@ class Sensors:
             return min(ASK_AGAIN_S, config.completion_interval_s) if soon else config.completion_interval_s
 
         self._every("completion", interval_s, look, None)
+
+    def _engine(self) -> None:
+        config = self.config
+        standing = engine.Standing()
+
+        def look() -> Reading:
+            nonlocal standing
+            if config.unit and self._unit_active not in ("active", ""):
+                standing = engine.Standing()
+                return Reading("engine", "unknown", detail=f"not asked: {config.unit} is {self._unit_active}")
+            progress = parse_progress(completion.metrics_text(engine.server(config), ENGINE_DEADLINE_S))
+            reading, standing = engine.judge_progress(progress, standing, time.monotonic(), config.engine_stalled_after_s)
+            return reading
+
+        self._every("engine", lambda: ENGINE_S, look, None)
+
+    def _link(self) -> None:
+        config = self.config
+        before: dict[str, link.Counters] = {}
+        ports: dict[str, str] = {}
+
+        def look() -> Reading:
+            nonlocal before
+            ports.update({gpu.bdf: port for gpu in config.gpu if (port := act.port_of(config.sysfs_root, gpu.bdf))})
+            names = dict.fromkeys([*(gpu.bdf for gpu in config.gpu), *ports.values()])
+            now_s = time.monotonic()
+            now = {name: found for name in names if (found := link.read_counters(config.sysfs_root, name, now_s))}
+            devices, fault = pci.read_devices(config.sysfs_root, config.gpu, {})
+            if fault:
+                return Reading("link", "unknown", detail=fault)
+            reading = link.judge(config.gpu, devices, before, now, ports)
+            before = now
+            return reading
+
+        self._every("link", lambda: LINK_S, look, None)
+
+    def _flood(self) -> None:
+        before = flood.Rate(self._records, time.monotonic())
+
+        def look() -> Reading:
+            nonlocal before
+            reading, before = flood.judge(self._records, time.monotonic(), before)
+            return reading
+
+        self._every("flood", lambda: flood.WINDOW_S, look, None)
+
+    def _boot(self, last: LastBoot) -> None:
+        """Once: what became of the boot before this one."""
+        words = boot.LastWords(False)
+        if last.known_boot_id and last.known_boot_id != last.boot_id:
+            words = boot.read_last_words()
+        self.put(boot.judge(last.boot_id, last.known_boot_id, words, power_was_cut=last.power_was_cut))
 
     def _kernel_log(self, position: Position | None) -> None:
         follower = Follower(self.config.kernel_log, position or Position(boot_id()), fresh=position is None)
@@ -145,6 +217,7 @@ class Sensors:
 
         def alive() -> None:
             nonlocal told_s, told_fault
+            self._records = follower.records_total
             if time.monotonic() - told_s >= KERNEL_TELL_S or follower.fault != told_fault:
                 told_s, told_fault = time.monotonic(), follower.fault
                 self.put(_kernel_reading(follower))

@@ -20,7 +20,7 @@ SCHEMA = 2
 RECENT = 5
 STALE_AFTER_S = 15.0
 """The file is written every two seconds: older than this, nobody is writing it any more."""
-SENSORS = ("pci", "kernel_log", "nvml", "unit", "completion", "disk")
+SENSORS = ("pci", "kernel_log", "nvml", "link", "unit", "completion", "engine", "disk", "flood", "boot")
 
 
 def build(

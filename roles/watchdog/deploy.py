@@ -71,6 +71,7 @@ def agent_config(
         "nvml": "required" if base.expected_gpus else "off",
         "completion_url": f"http://127.0.0.1:{serving.serve_port}",
         "completion_model": serving.served_model_name,
+        "completion_api_key_file": "/etc/qwen-serve/api-key" if serving.serve_api_key_file else "",
         "completion_interval_s": float(own.completion_interval_s),
         "judge_text": serving.serve_judge_text,
         "quiet_hours": own.quiet_hours,

@@ -35,6 +35,8 @@ VALUES: dict[str, str | int | float] = {
     "module": "2", "error": "e", "deadline_s": "10", "count": 3, "part": "HBM", "temperature_c": 92, "limit_c": "85",
     "limit_w": "250", "expected_w": "175", "unit": "qwen-serve.service", "state": "failed", "result": "exit-code", "kind": "k",
     "detail": "d", "path": "/", "free_mb": 1, "min_mb": 512, "sensor": "pci", "age_s": 20,
+    "running": 1, "waiting": 0, "seconds": 130, "reasons": "sw_thermal", "device": BDF, "rate": "5.0", "width": "8", "most": "16",
+    "driver": "vfio-pci", "last": "systemd[1]: Started x",
 }  # fmt: skip
 
 
