@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from laoka.agent.signals import Reading, Signal
 from laoka.process import run
 
+JOURNAL_STARTED = "f77379a8490b408bbe5f6940505a777b"
 JOURNAL_STOPPED = "d93fb3c9c24d451a97cea615ce59c00b"
 DEADLINE_S = 20.0
 LINES = 400
@@ -47,7 +48,8 @@ def parse_journal(text: str) -> LastWords:
         message = entry.get("MESSAGE")
         words = message if isinstance(message, str) else ""
         found = True
-        orderly = orderly or entry.get("MESSAGE_ID") == JOURNAL_STOPPED
+        # journald can be restarted in mid-boot: only a stop that no start follows is the end.
+        orderly = {JOURNAL_STOPPED: True, JOURNAL_STARTED: False}.get(str(entry.get("MESSAGE_ID")), orderly)
         if _DEATHS.search(words) and entry.get("_TRANSPORT") == "kernel":
             death = words
         last = words or last

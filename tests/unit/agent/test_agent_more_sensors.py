@@ -133,6 +133,7 @@ def journal(*entries: tuple[str, ...]) -> str:
 
 ORDINARY = (("syslog", "Started something"), ("kernel", "pcieport 0000:00:03.0: AER: Corrected error received"))
 STOPPED = ("driver", "Journal stopped", boot.JOURNAL_STOPPED)
+STARTED = ("driver", "Journal started", boot.JOURNAL_STARTED)
 PANIC = ("kernel", "Kernel panic - not syncing: Fatal exception")
 XID = ("kernel", "NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.")
 
@@ -143,6 +144,7 @@ XID = ("kernel", "NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.")
         ((*ORDINARY, STOPPED), []),
         ((XID, *ORDINARY, STOPPED), []),
         (ORDINARY, ["psu_trip"]),
+        ((STOPPED, STARTED, *ORDINARY), ["psu_trip"]),
         ((*ORDINARY, PANIC), ["unclean_boot"]),
         ((XID, *ORDINARY), ["unclean_boot"]),
         ((("syslog", "my own words: Kernel panic"), *ORDINARY), ["psu_trip"]),
