@@ -96,6 +96,7 @@ class Host:
             "state_dir": f'"{self.folder}/state"',
             "state_file": f'"{self.folder}/run/watchdog.json"',
             "metrics_address": f'"127.0.0.1:{self.port}"',
+            "metrics_file": f'"{self.folder}/run/metrics.prom"',
             "alert_urls_file": f'"{self.folder}/urls"',
             "nvml": '"off"',
             "unit": '""',

@@ -59,7 +59,9 @@ class Config:
     state_dir: str = "/var/lib/laoka/watchdog"
     state_file: str = "/run/laoka/watchdog.json"
     metrics_address: str = "127.0.0.1:9835"
-    """Empty: no metrics."""
+    """Empty: no metrics over HTTP."""
+    metrics_file: str = "/run/laoka/metrics.prom"
+    """The same metrics as a file, for node-exporter's textfile collector; empty: none."""
     alert_urls_file: str = "/etc/laoka/alert-urls"
     """Root-only file of apprise addresses, one a line, # for comments. $CREDENTIALS_DIRECTORY/alert-urls goes before it."""
     alerts_per_hour: int = 20

@@ -36,6 +36,7 @@ from laoka.files import write_atomic
 from laoka.notify import Notifier
 
 STATE_EVERY_S = 2.0
+METRICS_FILE_EVERY_S = 15.0
 URLS_AGAIN_S = 30.0
 BATCH = 200
 NOTES_KEPT = 10
@@ -91,12 +92,13 @@ class Daemon:
             signal.signal(number, self._stop)
         self._make_room()
         self.recovery.open(_now())
+        self.metrics.steps.update(self.recovery.left)
         self._read_urls()
         self.sensors.start(self._read_position(), self.recovery.last_boot())
         threading.Thread(target=self._send, name="alerts", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         ready = False
-        pet_s = state_s = float("-inf")
+        pet_s = state_s = metrics_s = float("-inf")
         while not self.sensors.stopping.is_set():
             self._take(self._next_readings())
             now_s = self.looped_s = time.monotonic()
@@ -117,6 +119,10 @@ class Daemon:
                 for bdf in self.recovery.watch_cards(self.readings):
                     self.note(f"{bdf} was given up and is there again: the engine may use it from its next start on")
                 self._write_state()
+            if ready and self.config.metrics_file and now_s - metrics_s >= METRICS_FILE_EVERY_S:
+                metrics_s = now_s
+                if (fault := self.metrics.write(self.config.metrics_file)) and fault not in self.notes:
+                    self.note(fault)
         self.notifier.send("STOPPING=1")
         self._save()
         self._write_state()
@@ -156,6 +162,8 @@ class Daemon:
         """Note steps that ended, begin one that is due, tell what has to be told. Returns whether anything was told."""
         told = False
         for ended in self.recovery.settle():
+            if not ended.begun.incident.drill:
+                self.metrics.steps[ended.begun.step, ended.outcome] += 1
             say(f"recovery: {ended.begun.step}: {ended.outcome}: {ended.detail} [{ended.begun.incident.id}]")
         begun = self.recovery.consider(self.tracker, self.readings, _now())
         if begun is not None:
@@ -213,8 +221,8 @@ class Daemon:
             name = f"{incident.id}-{kind}{suffix}"
             self.outbox.put(name, kind, words.title, words.body, severity=incident.severity, incident=incident.id)
             say(f"{kind}: {incident.class_of(alert.subject.signal)}: {alert.subject.signal.seen} [{incident.id}]")
-            if kind == "opened":
-                self.metrics.incidents.labels(incident.incident_class).inc()
+            if kind == "opened" and not incident.drill:
+                self.metrics.incidents[incident.incident_class] += 1
         for incident in step.changed:
             self.unsaved[incident.id] = incident
             if incident.state != "open":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,14 +83,19 @@ class History:
         """Note how a step ended."""
         self._base.execute("UPDATE attempts SET outcome = ?, detail = ? WHERE number = ?", (outcome, detail[:2000], number))
 
-    def end_interrupted(self) -> int:
-        """Steps that an earlier run of the watchdog left open: a reboot that came true, or interrupted. Returns how many."""
-        done = self._base.execute(
-            "UPDATE attempts SET outcome = CASE WHEN boot_id <> ? AND step IN ('reboot', 'cold_cycle') THEN ? "
-            "ELSE 'interrupted' END WHERE outcome = ''",
-            (self._boot_id, REBOOTED),
-        )
-        return done.rowcount
+    def end_interrupted(self) -> tuple[tuple[str, str], ...]:
+        """Steps that an earlier run of the watchdog left open: a reboot that came true, or interrupted. Returns step and outcome of
+        each, drills left out.
+        """
+        with self._transaction() as base:
+            # By hand, not RETURNING: that needs SQLite 3.35, and Debian 11 has 3.34.
+            left = base.execute("SELECT number, step, boot_id, drill FROM attempts WHERE outcome = '' ORDER BY number").fetchall()
+            ended = [
+                (number, step, REBOOTED if boot_id != self._boot_id and step in ("reboot", "cold_cycle") else "interrupted", drill)
+                for number, step, boot_id, drill in left
+            ]
+            base.executemany("UPDATE attempts SET outcome = ? WHERE number = ?", [(how, number) for number, _, how, _ in ended])
+        return tuple((step, how) for _, step, how, drill in ended if not drill)
 
     def attempts(self, incidents: tuple[str, ...], run_s: float) -> tuple[Attempt, ...]:
         """Attempts of the last day and those of `incidents`, oldest first."""
@@ -116,11 +121,6 @@ class History:
             "SELECT step FROM attempts WHERE boot_id = ? AND drill = 0 ORDER BY number DESC LIMIT 1", (boot_id,)
         ).fetchone()
         return found is not None and found[0] == "cold_cycle"
-
-    def counts(self) -> Mapping[tuple[str, str], int]:
-        """How often each step ended how, drills left out."""
-        found = self._base.execute("SELECT step, outcome, COUNT(*) FROM attempts WHERE drill = 0 AND outcome <> '' GROUP BY 1, 2")
-        return {(step, outcome): count for step, outcome, count in found}
 
     # ---- facts ----
 

@@ -121,6 +121,8 @@ class Recovery:
     decisions: dict[str, Decision] = field(default_factory=dict)
     fences: tuple[str, ...] = ()
     running: Begun | None = None
+    left: tuple[tuple[str, str], ...] = ()
+    """Step and outcome of what an earlier run was at when it ended."""
     _history: History | None = None
     _ended: queue.Queue[Ended] = field(default_factory=queue.Queue)
     _first_seen_s: dict[str, float] = field(default_factory=dict)
@@ -138,8 +140,9 @@ class Recovery:
             self._history = History(Path(self.config.state_dir) / "recovery.sqlite", self.boot_id)
             self._run_base_s = float(self._history.fact("running_s") or 0.0)
             self._ports = json.loads(self._history.fact("ports") or "{}")
-            if left := self._history.end_interrupted():
-                self.note(f"recovery: {left} step(s) were under way when the watchdog or the host went down")
+            self.left = self._history.end_interrupted()
+            if self.left:
+                self.note(f"recovery: {len(self.left)} step(s) were under way when the watchdog or the host went down")
             self.fences = self._history.fences()
         except (sqlite3.Error, OSError, ValueError) as error:
             self._broken(error)
@@ -185,14 +188,6 @@ class Recovery:
         except sqlite3.Error as error:
             self._broken(error)
             return ()
-
-    def counts(self) -> Mapping[tuple[str, str], int]:
-        """How often each step ended how."""
-        try:
-            return self._history.counts() if self._history else {}
-        except sqlite3.Error as error:
-            self._broken(error)
-            return {}
 
     def settle(self) -> list[Ended]:
         """Steps that ended since the last call, noted."""

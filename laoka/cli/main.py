@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("laoka.cli.bench", "how fast a model server is by a fixed recipe, and whether two runs differ"),
     "diagnose": ("laoka.cli.diagnose", "why it is broken: root cause, evidence and the next step, from logs, captures or hosts"),
     "model": ("laoka.cli.model", "on the host: list, fetch, verify, switch, roll back and prune model revisions"),
-    "watchdog": ("laoka.cli.watchdog", "on the host: what the watchdog sees, and whether its alerts arrive"),
+    "watchdog": ("laoka.cli.watchdog", "what the watchdog of a host sees; on the host: whether its alerts arrive, drills"),
     "sandbox": ("laoka.cli.sandbox", "throw-away hosts on this machine with a simulated V100"),
 }
 

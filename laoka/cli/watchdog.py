@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,16 @@ import click
 from laoka.agent import channels, drill, outbox, state, wording
 from laoka.agent.config import DEFAULT_PATH, Config, ConfigError, load_config
 from laoka.catalog.messages import Language, text
+from laoka.cli.check import HOSTS_AT_ONCE, ssh_target
 from laoka.files import write_atomic
+from laoka.fleet.inventory import InventoryUnread
+from laoka.fleet.targets import InventoryTarget, targets_of_inventory
+from laoka.host.collect import SshTarget, ssh_argv
+from laoka.process import NOT_FOUND_STATUS, Completed, run
 
 STATE_FILE = "/run/laoka/watchdog.json"
+ASK = "PATH=$PATH:/usr/local/bin exec laoka watchdog status --json"
+ASK_DEADLINE_S = 45.0
 DRILL_DEADLINE_S = 20.0
 ALERT_TEST = "alert-test.json"
 """In the watchdog's folder: when alerts were last tested, and what came of it."""
@@ -22,18 +32,56 @@ ALERT_TEST = "alert-test.json"
 
 @click.group()
 def command() -> None:
-    """What the watchdog of this host sees, and whether its alerts arrive.
+    """What the watchdog of a host sees, and whether its alerts arrive.
 
     What it may do by itself is the inventory's: watchdog_recovery.
     """
 
 
 @command.command()
-@click.option("--json", "as_json", is_flag=True, help="The state as one JSON object.")
-@click.option("--state", "file", type=click.Path(path_type=Path), default=STATE_FILE, show_default=True, help="State file to read.")
+@click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@click.option("-i", "key_file", type=click.Path(exists=True, dir_okay=False), help="SSH key file.")
+@click.option("--jump", metavar="[USER@]HOST[:PORT]", help="SSH host in between.")
+@click.option("--json", "as_json", is_flag=True, help="JSON: an object for one host, a list for several.")
+@click.option(
+    "--state", "file", type=click.Path(path_type=Path), default=STATE_FILE, show_default=True, help="State file to read here."
+)
 @click.pass_obj
-def status(lang: Language, as_json: bool, file: Path) -> int:
-    """Cards, sensors, incidents and alerts. Exit status 1 when anything is wrong, unknown or stale; 2 when nothing can be said."""
+def status(lang: Language, targets: tuple[str, ...], key_file: str | None, jump: str | None, as_json: bool, file: Path) -> int:
+    """Cards, sensors, incidents, what the watchdog does next, alerts: of this host, or of others over SSH.
+
+    TARGET: [user@]host[:port] or an inventory. Exit status: 1 when something is wrong, unknown or stale, 2 when one could not be asked.
+    """
+    found = _read_there(targets, key_file, jump, lang) if targets else [Told("", _read_here(file, lang))]
+    if as_json:
+        printed = [told.current or {"target": told.name, "error": told.fault} for told in found]
+        click.echo(json.dumps(printed[0] if len(printed) == 1 else printed, ensure_ascii=False))
+    for told in found:
+        if told.current is None:
+            click.echo(told.fault, err=True)
+            continue
+        if not as_json:
+            for line in lines(told.current, lang):
+                click.echo(line)
+            if told.current["stale"]:
+                age = f"{told.current['age_s']:.0f} s" if told.current["age_s"] >= 0 else "?"
+                click.echo(text("watchdog.status.stale", lang, file=told.name or file, age=age), err=True)
+    if any(told.current is None for told in found):
+        return 2
+    return 0 if all(told.current and all_well(told.current) and not told.current["stale"] for told in found) else 1
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one host told: its state with `stale` and `age_s`; None and a line where it could not be asked."""
+
+    name: str
+    current: dict[str, Any] | None = None
+    fault: str = ""
+
+
+def _read_here(file: Path, lang: Language) -> dict[str, Any]:
+    """The state in a file, with its age. Errors: click.ClickException."""
     try:
         current = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -44,16 +92,48 @@ def status(lang: Language, as_json: bool, file: Path) -> int:
         raise click.ClickException(text("watchdog.status.not_state", lang, file=file, reason="schema"))
     age_s = time.monotonic() - float(current["written_mono_s"])
     # A monotonic time of another boot can lie ahead of ours.
-    stale = not 0 <= age_s <= state.STALE_AFTER_S
-    if as_json:
-        click.echo(json.dumps({**current, "stale": stale, "age_s": round(age_s, 1)}, ensure_ascii=False))
-    else:
-        for line in lines(current, lang):
-            click.echo(line)
-        if stale:
-            age = f"{age_s:.0f} s" if age_s >= 0 else "?"
-            click.echo(text("watchdog.status.stale", lang, file=file, age=age), err=True)
-    return 1 if stale or not all_well(current) else 0
+    return {**current, "stale": not 0 <= age_s <= state.STALE_AFTER_S, "age_s": round(age_s, 1)}
+
+
+def _read_there(words: Sequence[str], key_file: str | None, jump: str | None, lang: Language) -> list[Told]:
+    """The state of each host as its own laoka tells it, asked side by side, in the order given."""
+    targets: list[tuple[str, SshTarget | None]] = []
+    for word in words:
+        if word.endswith(".py"):
+            targets += [(target.name, target.ssh) for target in _of_inventory(word)]
+        else:
+            target = ssh_target(word, key_file, jump)
+            targets.append((target.name, target))
+    with ThreadPoolExecutor(max_workers=HOSTS_AT_ONCE) as pool:
+        return list(pool.map(lambda target: _ask(target[0], target[1], lang), targets))
+
+
+def _of_inventory(file: str) -> Sequence[InventoryTarget]:
+    try:
+        return targets_of_inventory(file)
+    except InventoryUnread as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _ask(name: str, target: SshTarget | None, lang: Language) -> Told:
+    argv = ssh_argv(target, ASK) if target is not None else ("sh", "-c", ASK)
+    return answer_of(name, run(argv, deadline_s=ASK_DEADLINE_S), lang)
+
+
+def answer_of(name: str, done: Completed, lang: Language) -> Told:
+    """What a host's `laoka watchdog status --json` said."""
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and found.get("schema") == state.SCHEMA and "stale" in found:
+        return Told(name, {**found, "target": name})
+    if found is not None:
+        return Told(name, fault=text("watchdog.status.other_version", lang, target=name))
+    if done.status == NOT_FOUND_STATUS:
+        return Told(name, fault=text("watchdog.status.not_installed", lang, target=name))
+    reason = "no answer before the deadline" if done.timed_out else done.last_line()
+    return Told(name, fault=text("watchdog.status.not_asked", lang, target=name, reason=reason))
 
 
 def all_well(current: dict[str, Any]) -> bool:

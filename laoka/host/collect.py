@@ -46,8 +46,8 @@ class SshTarget:
         return f"{user}{self.host}" + (f":{self.port}" if self.port != 22 else "")
 
 
-def ssh_argv(target: SshTarget) -> tuple[str, ...]:
-    """The ssh command that runs the probe given on its standard input; it never asks and never waits for long."""
+def ssh_argv(target: SshTarget, command: str = _REMOTE_COMMAND) -> tuple[str, ...]:
+    """The ssh command that runs `command` (default: a shell for the probe on its input); it never asks and never waits long."""
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
     if target.config_file:
         options += ["-F", target.config_file]
@@ -63,7 +63,7 @@ def ssh_argv(target: SshTarget) -> tuple[str, ...]:
     argv += ["-p", str(target.port)]
     if target.user:
         argv += ["-l", target.user]
-    return (*argv, "--", target.host, _REMOTE_COMMAND)
+    return (*argv, "--", target.host, command)
 
 
 def text_of_this_machine() -> str:

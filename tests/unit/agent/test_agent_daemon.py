@@ -68,7 +68,7 @@ def test_a_dropped_card_from_drop_to_recovery_with_kills_between(host: Host, end
         "laoka_gpus_expected 1.0",
         "laoka_gpus_seen 0.0",
         f'laoka_gpu_present{{bdf="{BDF}"}} 0.0',
-        "laoka_incident_open 1.0",
+        'laoka_incidents_open{class="card_gone"} 1.0',
     ):
         assert line in metrics
     done = CliRunner().invoke(

@@ -24,6 +24,7 @@ from laoka.agent.signals import CLASS_OF_KIND, Reading, Signal
 from laoka.catalog import xids
 from laoka.cli import watchdog
 from laoka.cli.main import cli
+from laoka.process import Completed
 
 ROOT = Path(__file__).resolve().parents[3]
 BDF = "0000:03:00.0"
@@ -176,6 +177,58 @@ def test_status_of_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     code, _, err = status(tmp_path / "none.json")
     assert code == 2
     assert "systemctl status qwen-watchdog" in err
+
+
+def done(status: int, stdout: str = "", stderr: str = "", *, timed_out: bool = False) -> Completed:
+    return Completed(("ssh",), status, stdout, stderr, timed_out)
+
+
+def test_what_another_host_tells(tmp_path: Path) -> None:
+    _, out, _ = status(written(tmp_path), "--json")
+    told = watchdog.answer_of("root@gpu1", done(0, out), "en")
+    assert told.current is not None and told.current["target"] == "root@gpu1" and not told.current["stale"]
+    # Status 1 is "not well", not "could not ask".
+    assert watchdog.answer_of("gpu1", done(1, out), "en").current is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (done(127, "", "sh: 1: exec: laoka: not found"), "gpu1: no laoka there. Next: pyinfra INVENTORY deploys/watchdog.py"),
+        (done(255, "", "ssh: connect to host gpu1 port 22: No route to host"), "No route to host"),
+        (done(124, "", "", timed_out=True), "no answer before the deadline"),
+        (
+            done(2, "", "Error: /run/laoka/watchdog.json: No such file or directory"),
+            "could not ask its watchdog: Error: /run/laoka",
+        ),
+        (done(0, '{"schema": 1}'), "of another version of laoka"),
+    ],
+)
+def test_a_host_that_can_not_be_asked(answer: Completed, said: str) -> None:
+    told = watchdog.answer_of("gpu1", answer, "en")
+    assert told.current is None and said in told.fault
+
+
+def test_hosts_are_asked_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an ssh of our own that answers for one host and refuses for the other."""
+    answer = tmp_path / "answer.json"
+    _, out, _ = status(written(tmp_path), "--json")
+    answer.write_text(out)
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        f'#!/bin/sh\ncase "$*" in *"-- gpu1 "*"laoka watchdog status --json") cat {answer};; *) echo no >&2; exit 255;; esac\n'
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    run = CliRunner().invoke
+    one = run(cli, ["--lang", "en", "watchdog", "status", "ops@gpu1"], standalone_mode=False)
+    assert (one.return_value, one.stderr) == (0, "")
+    assert "box-7: 1 of 1 card(s) seen" in one.stdout
+    both = run(cli, ["--lang", "en", "watchdog", "status", "--json", "gpu1", "gpu2"], standalone_mode=False)
+    assert both.return_value == 2
+    first, second = json.loads(both.stdout)
+    assert (first["host"], first["target"]) == ("box-7", "gpu1")
+    assert second == {"target": "gpu2", "error": "gpu2: could not ask its watchdog: no"}
 
 
 def test_a_recovered_incident_is_shown(tmp_path: Path) -> None:
