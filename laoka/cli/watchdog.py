@@ -50,7 +50,7 @@ def command() -> None:
 def status(lang: Language, targets: tuple[str, ...], key_file: str | None, jump: str | None, as_json: bool, file: Path) -> int:
     """Cards, sensors, incidents, what the watchdog does next, alerts: of this host, or of others over SSH.
 
-    TARGET: [user@]host[:port] or an inventory. Exit status: 1 when something is wrong, unknown or stale, 2 when one could not be asked.
+    TARGET is [user@]host[:port] or an inventory. Exit status: 1 something is wrong, unknown or stale; 2 one could not be asked.
     """
     found = _read_there(targets, key_file, jump, lang) if targets else [Told("", _read_here(file, lang))]
     if as_json:
