@@ -109,6 +109,8 @@ class Config:
     engine_start_deadline_s: float = 1200.0
     """How long a start of the unit may take until it counts as up."""
 
+    act_after_s: float = 15.0
+    """How long a card's fault must stand before the ladder begins: one that comes back by itself does it within seconds."""
     burst_quiet_s: float = 180.0
     """Signals join one incident until it is quiet for so long (NVIDIA groups Xids the same way)."""
     recovered_after_s: float = 30.0

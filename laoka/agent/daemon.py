@@ -148,8 +148,7 @@ class Daemon:
             told = self._follow(incidents.feed(self.tracker, self.recovery.without_own_doing(reading), _now())) or told
         told = self._follow(incidents.tick(self.tracker, _now())) or told
         told = self._recover() or told
-        released = self.outbox.release(self._summary)
-        if told or released:
+        if self.outbox.release(self._summary):
             self.wake_sender.set()
         self._save()
         if told:
@@ -227,6 +226,8 @@ class Daemon:
             self.unsaved[incident.id] = incident
             if incident.state != "open":
                 self.closed.append(incident)
+        if step.alerts:
+            self.wake_sender.set()
         return bool(step.alerts)
 
     def _save(self) -> None:

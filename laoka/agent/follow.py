@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from laoka.agent.kernel_log import KmsgRecord, Position, after_replacement, interesting, parse_kmsg_record
+from laoka.agent.kernel_log import KmsgRecord, Position, after_replacement, holds_nothing, interesting, parse_kmsg_record
 
 RECORD_BYTES = 8192
 READ_BYTES = 256 * 1024
@@ -111,11 +111,17 @@ class Follower:
                         return
                     time.sleep(FILE_POLL_S)
                     continue
-                lines = (rest + data).split(b"\n")
-                rest = lines.pop()[-MAX_LINE_BYTES:]
-                self.records_total += len(lines)
-                # In a flood only what can matter is parsed, and the last line for its number.
-                wanted = lines if again else [line for line in lines[:-1] if interesting(line)] + lines[-1:]
+                whole, _, last = (rest + data).rpartition(b"\n")
+                rest = last[-MAX_LINE_BYTES:]
+                wanted: list[bytes] = []
+                if whole:
+                    self.records_total += whole.count(b"\n") + 1
+                    # In a flood only what can matter is parsed, and the last line for its number.
+                    wanted = whole.rsplit(b"\n", 1)[-1:]
+                    if again:
+                        wanted = whole.split(b"\n")
+                    elif not holds_nothing(whole):
+                        wanted = [line for line in whole.split(b"\n")[:-1] if interesting(line)] + wanted
                 records = [record for line in wanted if (record := parse_kmsg_record(line))]
                 if again:
                     records = list(after_replacement(records, self.position.sequence))

@@ -93,6 +93,8 @@ class Rules:
     """A command is known that cuts the power for a while."""
     engine: bool = True
     """A unit of the served model is watched."""
+    act_after_s: float = 15.0
+    """A card that comes back by itself does it within seconds; and NVML takes its time after a start."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,6 @@ class Decision:
     rungs: tuple[Rung, ...] = ()
 
 
-ACT_AFTER_S = 15.0
-"""A card that comes back by itself does it within seconds; and NVML takes its time after a start."""
 ENGINE_ACT_AFTER_S = 0.0
 """An engine was judged twice before it is called dead or frozen."""
 
@@ -216,7 +216,7 @@ def decide(case: Case, rules: Rules, attempts: Sequence[Attempt], now_run_s: flo
         return Decision("gave_up", reason="fenced", rungs=rungs)
     if steps[0] == "restart_engine" and case.engine_stopped:
         return Decision("nothing", reason="stopped", rungs=rungs)
-    wait_s = ENGINE_ACT_AFTER_S if steps[0] == "restart_engine" else ACT_AFTER_S
+    wait_s = ENGINE_ACT_AFTER_S if steps[0] == "restart_engine" else rules.act_after_s
     following = next((rung.step for rung in rungs if not rung.hindrance), None)
     if following is None:
         hindrances = {rung.hindrance for rung in rungs} - {"done", "needless"}

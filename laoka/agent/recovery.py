@@ -39,7 +39,14 @@ CARD_SENSORS = ("pci", "nvml", "link")
 
 def rules_of(config: Config) -> Rules:
     """What the settings allow."""
-    return Rules(config.recovery, config.reboot, config.reboots_per_day, bool(config.power_cycle_command), bool(config.unit))
+    return Rules(
+        config.recovery,
+        config.reboot,
+        config.reboots_per_day,
+        bool(config.power_cycle_command),
+        bool(config.unit),
+        config.act_after_s,
+    )
 
 
 def card_states(config: Config, readings: Mapping[str, Reading], fences: Sequence[str]) -> dict[str, CardState]:

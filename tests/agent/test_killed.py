@@ -16,8 +16,7 @@ from tests.agent_host import BDF, Endpoint, Host, Kernel, until
 # Runs the daemon as it is, and kills it at the Nth passing of a point: "before" or "after" one of the writes, sends and steps.
 DRIVER = """
 import os, signal, sys
-from laoka.agent import channels, daemon, evidence, history, ladder, outbox, recovery, store
-ladder.ACT_AFTER_S = 0.3
+from laoka.agent import channels, daemon, evidence, history, outbox, recovery, store
 evidence.programs = lambda config: {}
 point, number = os.environ.get("KILL_AT", "none 0").rsplit(" ", 1)
 left = int(number)
@@ -71,7 +70,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         (tmp_path / "bin" / name).write_text(PROGRAM)
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    found.configure(recovery='"full"', reboot="true", unit='"qwen-serve.service"', recovered_after_s="0.3")
+    found.configure(recovery='"full"', reboot="true", unit='"qwen-serve.service"', recovered_after_s="0.3", act_after_s="0.3")
     kernel = Kernel(found.gpu)
     yield found
     found.kill()

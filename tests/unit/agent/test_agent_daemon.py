@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from laoka.agent import incidents
+from laoka.agent.clock import Now
+from laoka.agent.config import load_config
+from laoka.agent.daemon import Daemon
+from laoka.agent.signals import Reading, Signal
 from laoka.cli.main import cli
 from laoka.sandbox import card
 from tests.agent_host import BDF, SECRET, Endpoint, Host, free_port, until
@@ -187,3 +192,14 @@ def test_drill_command(host: Host, endpoint: Endpoint) -> None:
     assert endpoint.got[0]["message"].startswith("This is a drill")
     assert "already" in CliRunner().invoke(cli, words).output
     assert len(host.incidents) == 1
+
+
+def test_an_alert_that_falls_due_while_silence_is_looked_for_does_not_wait(host: Host) -> None:
+    """It once waited for the sender's own half minute: the call that queued it did not wake the sender."""
+    daemon = Daemon(load_config(host.config))
+    gone = Signal("card_gone", "pci", BDF, seen="gone")
+    daemon.tracker = incidents.feed(daemon.tracker, Reading("pci", "bad", (gone,)), Now(time.time(), time.monotonic() - 60)).tracker
+    assert not daemon.wake_sender.is_set()
+    daemon._silent_sensors()
+    assert daemon.outbox.waiting == 1
+    assert daemon.wake_sender.is_set()

@@ -14,6 +14,7 @@ from laoka.agent.kernel_log import (
     Position,
     Stitcher,
     after_replacement,
+    holds_nothing,
     interesting,
     parse_kernel_line,
     parse_kmsg_record,
@@ -130,6 +131,25 @@ def test_corrected_aer_errors_are_passed_over() -> None:
     event = parse_kernel_line(line.format("Uncorrectable (Non-Fatal)"))
     assert event is not None
     assert event.kind == "aer_uncorrected"
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "3,1,1,-;NVRM: Xid (PCI:0000:03:00): 79, gone",
+                "3,1,1,-;pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+                "3,1,1,-;pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
+                "3,1,1,-;AER: severity=Corrected seen, PCIe Bus Error: who knows",
+                "3,1,1,-;usb 1-1: new device",
+                "",
+            ]
+        )
+    )
+)
+def test_a_look_at_many_records_misses_none(lines: list[str]) -> None:
+    if holds_nothing("\n".join(lines).encode()):
+        assert not any(interesting(line.encode()) for line in lines)
 
 
 @given(st.binary(max_size=300))
