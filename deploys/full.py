@@ -29,8 +29,8 @@ driver()
 cuda()
 agent()
 engine()
-dflash2()
 model()
+dflash2()  # looks at what the engine has and what the model is
 power()  # before the first load, and before a watchdog that would miss the cap
 serve()
 gateway()

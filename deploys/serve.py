@@ -8,6 +8,7 @@ from pyinfra.context import host
 
 from roles.agent.deploy import agent
 from roles.base.deploy import base
+from roles.dflash2.deploy import dflash2
 from roles.firmware.deploy import firmware
 from roles.gateway.deploy import gateway
 from roles.registry import ALL_SETTINGS
@@ -18,5 +19,6 @@ check_host(host, ALL_SETTINGS)
 firmware()
 base()
 agent()
+dflash2()
 serve()
 gateway()

@@ -13,6 +13,7 @@ from laoka.stack.request import (
     DEFAULT_MODEL,
     DEFAULT_OS,
     DEFAULT_STREAMS,
+    MEASURE,
     SPECULATIVE_WISHES,
     Request,
     RequestError,
@@ -27,8 +28,9 @@ def request_of(name: str, data: Mapping[str, Any], hashes: Mapping[str, str]) ->
 
     Keys: `expected_gpus` (list of {"device_id", ...}; none: an engine for CPU), `os_release` (ubuntu-24.04), `kernel`,
     `model` or `model_id` (the QUASAR NVFP4 checkpoint), `context_tokens` or serve_flags max-model-len (32768),
-    `streams` or serve_flags max-num-seqs (1), `speculative` (auto), `engine` ("1cat-vllm==1.5.1") or `engine_name` with
-    `engine_version` (the best that is known), `driver` or `driver_branch` (the best). serve_flags speculative-config is checked.
+    `streams` or serve_flags max-num-seqs (1), `speculative` (auto; measure counts as auto), `engine` ("1cat-vllm==1.5.1") or
+    `engine_name` with `engine_version` (the best that is known), `driver` or `driver_branch` (the best). serve_flags
+    speculative-config is checked.
     Errors: RequestError, one line that names host and key.
     """
     try:
@@ -55,8 +57,9 @@ def _request(data: Mapping[str, Any], hashes: Mapping[str, str]) -> Request:
         engine = data["engine_name"] if not data.get("engine_version") else f"{data['engine_name']}=={data['engine_version']}"
     name, version = parse_engine(_text(engine, "engine"))
     speculative = data.get("speculative", "auto")
+    speculative = "auto" if speculative == MEASURE else speculative
     if speculative not in SPECULATIVE_WISHES:
-        raise RequestError(f"speculative is {speculative!r}: write one of {', '.join(SPECULATIVE_WISHES)}")
+        raise RequestError(f"speculative is {speculative!r}: write one of {', '.join((*SPECULATIVE_WISHES, MEASURE))}")
     return Request(
         cards=tuple(cards),
         checkpoint=checkpoint_of(_text(data.get("model") or data.get("model_id"), "model") or DEFAULT_MODEL),

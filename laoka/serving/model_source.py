@@ -37,6 +37,9 @@ LEFT_OUT = (".gitattributes", ".gitignore")
 """Files of a repository that are no part of the model."""
 RSYNC_RSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 RSYNC_DEADLINE_S = 24 * 3600
+PEER_USER, PEER = "laoka-peer", Path("/etc/laoka/peer")
+"""Another host of the same inventory is asked as this user, with the key and the known hosts of this folder: the model role sets
+both up. That user may read the model store and nothing else."""
 
 
 class SourceError(ModelError):
@@ -389,9 +392,7 @@ def _rsync(source: Source, name: str, path: Path, *, append: bool, stop: threadi
     """Copy one file by rsync. Errors: SourceError with rsync's last words."""
     if not shutil.which("rsync"):
         raise SourceError("rsync is not installed: apt-get install rsync")
-    shell = os.environ.get("RSYNC_RSH") or RSYNC_RSH
-    if source.port:
-        shell += f" -p {source.port}"
+    shell = remote_shell(source, os.environ)
     # --append sends the rest only; what is already there is judged by its hash afterwards.
     argv = ["rsync", "-t", "--inplace", "--partial", "--timeout=60", *(["--append"] if append else []), "-e", shell]
     done = run([*argv, f"{source.base}/{name}", str(path)], deadline_s=RSYNC_DEADLINE_S, stop=stop)
@@ -399,3 +400,12 @@ def _rsync(source: Source, name: str, path: Path, *, append: bool, stop: threadi
         raise Stopped
     if not done.ok:
         raise SourceError(f"{source.base}/{name}: {done.last_line()}")
+
+
+def remote_shell(source: Source, env: Mapping[str, str]) -> str:
+    """How rsync reaches a source: RSYNC_RSH where it is set, with the peers' key for another host of the inventory. Pure."""
+    shell = env.get("RSYNC_RSH") or RSYNC_RSH
+    if source.base.startswith(f"{PEER_USER}@"):
+        known = f"-o UserKnownHostsFile={PEER}/known_hosts -o StrictHostKeyChecking=yes"
+        shell = f"{RSYNC_RSH} -i {PEER}/key -o IdentitiesOnly=yes {known}"
+    return f"{shell} -p {source.port}" if source.port else shell

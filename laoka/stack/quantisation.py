@@ -39,13 +39,15 @@ class Declared:
 class Seen:
     """What the headers show: linear layers of the decoder by form, how many weights of each, and the form of lm_head.
 
-    `lm_head` is None when there is none (tied to the embeddings, which are looked at instead: `embedding`).
+    `lm_head` is None when there is none (tied to the embeddings, which are looked at instead: `embedding`). `mtp` is how many
+    matrices there are for multi-token prediction (tensors mtp.*, as vLLM's loader for Qwen3.5 has them).
     """
 
     modules: Mapping[Form, int]
     weights: Mapping[Form, int]
     lm_head: Form | None
     embedding: Form | None
+    mtp: int = 0
 
     @property
     def lm_head_is_plain(self) -> bool | None:
@@ -170,6 +172,7 @@ def seen_in(tensors: Iterable[Tensor]) -> Seen:
     weights: Counter[Form] = Counter()
     head: Form | None = None
     embedding: Form | None = None
+    mtp = 0
     for base, named in parts.items():
         found = _form(named)
         if found is None:
@@ -180,10 +183,12 @@ def seen_in(tensors: Iterable[Tensor]) -> Seen:
             head = form
         elif last == "embed_tokens":
             embedding = form
-        elif not re.search(r"(^|\.)(visual|vision_tower|multi_modal_projector|mtp)(\.|$)", base):
+        elif re.search(r"(^|\.)mtp(\.|$)", base):
+            mtp += 1
+        elif not re.search(r"(^|\.)(visual|vision_tower|multi_modal_projector)(\.|$)", base):
             modules[form] += 1
             weights[form] += count
-    return Seen(dict(modules), dict(weights), head, embedding)
+    return Seen(dict(modules), dict(weights), head, embedding, mtp)
 
 
 def _form(named: Mapping[str, Tensor]) -> tuple[Form, int] | None:

@@ -21,6 +21,8 @@ MAX_CARDS = 64
 
 SpeculativeWish = Literal["auto", "dflash2", "mtp", "none"]
 SPECULATIVE_WISHES: tuple[SpeculativeWish, ...] = ("auto", "dflash2", "mtp", "none")
+MEASURE = "measure"
+"""A wish of inventories: what is possible is used as with auto, and which is fastest is to be measured on the host."""
 
 
 class RequestError(ValueError):

@@ -13,13 +13,13 @@ from laoka.catalog import drivers as driver_catalogue
 from laoka.catalog.advisories import advisories
 from laoka.catalog.drivers import DriverBranch, KernelFact, OsRelease, PackageSource
 from laoka.catalog.engines import UNVERIFIED, Engine, engines
-from laoka.catalog.gpus import Flavour, Gpu
+from laoka.catalog.gpus import Flavour, Gpu, gpus
 from laoka.catalog.models import Drafter, drafters
 from laoka.catalog.profiles import Profile, Speculative, verdicts
 from laoka.stack import speed
 from laoka.stack.driver_target import package_names
 from laoka.stack.message import Message, Violation, message
-from laoka.stack.plan import GIB, SCORE_BLOCK_TOKENS, Load, MemoryPlan, fitting_plan
+from laoka.stack.plan import GIB, SCORE_BLOCK_TOKENS, Load, MemoryPlan, fitting_plan, memory_plan
 from laoka.stack.request import Card, Request, RequestError, engine_names, groups
 from laoka.stack.weights import resident_linear
 
@@ -60,6 +60,10 @@ class Stack:
     speculative_method: str | None
     """As the engine's command line calls it."""
     speculative_tokens: int
+    speculative_reason: Message
+    """Why it is this one, and not more."""
+    speculative_fallback: Speculative
+    """What fits as well, for a host that turns out not to have what `speculative` needs."""
     drafter: Drafter | None
     kv_cache_dtype: str
     serve_flags: dict[str, str]
@@ -529,7 +533,9 @@ def _stack(
     if engine.device == "cuda" and engine.tensor_parallel:
         degree = max((known for known in engine.tensor_parallel if known <= degree), default=degree)
     warnings: list[Message] = list(driver.warnings) if driver is not None else []
-    chosen, drafter, tokens, memory = _speculate(request, engine, gpu, degree, warnings)
+    chosen, drafter, tokens, memory, why = _speculate(request, engine, gpu, degree)
+    if request.speculative == "auto" and chosen != "dflash2" and engine.device == "cuda":
+        warnings.append(why)
     if memory.fits is False:
         return Refusal((_memory_violation(request, engine, gpu, degree, memory),), memory)
     sha256 = _hash(engine, request)
@@ -565,7 +571,8 @@ def _stack(
         quantisation=engine.quantisation_path.get(request.checkpoint.scheme, request.checkpoint.scheme),
         model_name=request.checkpoint.name, model_repo=model.repo if model else request.checkpoint.name,
         model_revision=model.revision if model else None, speculative=chosen,
-        speculative_method={"dflash2": "dflash", "mtp": "mtp", "none": None}[chosen], speculative_tokens=tokens, drafter=drafter,
+        speculative_method={"dflash2": "dflash", "mtp": "mtp", "none": None}[chosen], speculative_tokens=tokens,
+        speculative_reason=why, speculative_fallback=_fallback(request, engine, gpu, degree, chosen, memory), drafter=drafter,
         kv_cache_dtype=memory.load.kv_cache_dtype,
         serve_flags=_flags(engine, memory, degree, chosen, drafter, tokens, gpu),
         serve_env=_env(engine, memory), memory=memory,
@@ -597,26 +604,71 @@ def _experience(
 
 
 def _speculate(
-    request: Request, engine: Engine, gpu: Gpu | None, degree: int, warnings: list[Message]
-) -> tuple[Speculative, Drafter | None, int, MemoryPlan]:
-    """Which speculation, its drafter and tokens, and the plan with it. "auto" is DFlash2 where it runs and fits, else none."""
-    model = request.checkpoint.model
+    request: Request, engine: Engine, gpu: Gpu | None, degree: int
+) -> tuple[Speculative, Drafter | None, int, MemoryPlan, Message]:
+    """Which speculation, its drafter and tokens, the plan with it, and why.
+
+    "auto" is DFlash2 where engine, model and memory allow it, else MTP where they do, else none. What others are known to run
+    without speculation, and nobody with MTP, is left so: a sum alone does not outweigh that.
+    """
+    model, wish = request.checkpoint.model, request.speculative
     drafter = drafters()[model.drafter] if model is not None and model.drafter else None
-    if request.speculative == "dflash2" or (
-        request.speculative == "auto" and engine.speculation == "dflash2" and drafter is not None
-    ):
+    if engine.device == "cpu":
+        return "none", None, 0, _plan(request, engine, gpu, degree, "none", 0, None), message("why_cpu", engine=engine.pin)
+    why = message("why_wished", wish=wish)
+    if wish == "dflash2" or (wish == "auto" and engine.speculation == "dflash2" and drafter is not None):
         tokens = (drafter.speculative_tokens or 0) if drafter else 0
         memory = _plan(request, engine, gpu, degree, "dflash2", tokens, drafter)
-        if request.speculative == "dflash2" or memory.fits:
-            return "dflash2", drafter, tokens, memory
-        if memory.fits is False:
-            warnings.append(message("warn_dflash2_no_room", tp=degree))
-    elif request.speculative == "auto" and engine.device == "cuda":
-        key = "warn_dflash2_engine" if engine.speculation != "dflash2" else "warn_dflash2_model"
-        warnings.append(message(key, engine=engine.pin, model=request.checkpoint.name))
-    if request.speculative == "mtp":
-        return "mtp", None, MTP_TOKENS, _plan(request, engine, gpu, degree, "mtp", MTP_TOKENS, None)
-    return "none", None, 0, _plan(request, engine, gpu, degree, "none", 0, None)
+        if wish == "dflash2" or memory.fits:
+            held = f"{memory.line('drafter').bytes / GIB:.2f}"
+            return "dflash2", drafter, tokens, memory, message("why_fits", gib=held, tp=degree, context=request.context_tokens)
+        key = "why_no_room" if memory.fits is False else "why_memory_unknown"
+        why = message(key, tp=degree)
+    elif wish == "auto":
+        key = "why_engine" if engine.speculation != "dflash2" else "why_model"
+        why = message(key, engine=engine.pin, model=request.checkpoint.name)
+    if wish == "mtp" or (wish == "auto" and _has_mtp(request, engine)):
+        memory = _plan(request, engine, gpu, degree, "mtp", MTP_TOKENS, None)
+        if wish == "mtp":
+            return "mtp", None, MTP_TOKENS, memory, why
+        if memory.fits and _runs_without(request, gpu, degree):
+            why = message("why_mtp_untried", why=why)
+        elif memory.fits:
+            return "mtp", None, MTP_TOKENS, memory, message("why_mtp_instead", why=why)
+        else:
+            why = message("why_no_mtp_room", why=why)
+    return "none", None, 0, _plan(request, engine, gpu, degree, "none", 0, None), why
+
+
+def _has_mtp(request: Request, engine: Engine) -> bool:
+    return engine.mtp and request.checkpoint.architecture.mtp_layers > 0
+
+
+def _runs_without(request: Request, gpu: Gpu | None, degree: int) -> bool:
+    """Whether others run this load on like cards without speculation, and nobody is known to with MTP."""
+    cards = {row.id: row for row in gpus()}
+    like = [
+        verdict.speculative
+        for verdict in verdicts()
+        if verdict.fits and verdict.model == request.checkpoint.name and verdict.count == degree and gpu is not None
+        and (cards[verdict.gpu].sm, cards[verdict.gpu].memory_mib) == (gpu.sm, gpu.memory_mib)
+        and verdict.context_tokens >= request.context_tokens and verdict.streams >= request.streams
+    ]  # fmt: skip
+    return "none" in like and "mtp" not in like
+
+
+def _fallback(
+    request: Request, engine: Engine, gpu: Gpu | None, degree: int, chosen: Speculative, memory: MemoryPlan
+) -> Speculative:
+    """MTP where it fits with the very batch and utilization that were chosen for DFlash2, else none."""
+    if chosen != "dflash2" or not _has_mtp(request, engine) or gpu is None:
+        return "none"
+    plan = memory_plan(
+        weights=request.checkpoint.weights, arch=request.checkpoint.architecture, engine=engine,
+        load=replace(memory.load, speculative="mtp", speculative_tokens=MTP_TOKENS), memory_mib=gpu.memory_mib,
+        tensor_parallel=degree, utilization=memory.utilization,
+    )  # fmt: skip
+    return "mtp" if plan.fits else "none"
 
 
 def _plan(

@@ -51,6 +51,8 @@ def stack_table(stack: Stack) -> dict[str, Any]:
         "speculative": stack.speculative,
         "speculative_method": stack.speculative_method,
         "speculative_tokens": stack.speculative_tokens,
+        "speculative_reason": stack.speculative_reason.say(),
+        "speculative_fallback": stack.speculative_fallback,
         "drafter_repo": drafter.repo if drafter else None,
         "drafter_revision": drafter.revision if drafter else None,
         "drafter_sha256": drafter.weights_sha256 if drafter else None,

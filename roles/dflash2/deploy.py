@@ -1,34 +1,73 @@
-"""Speculative decoding: decides whether DFlash2 is used on this host, and keeps the reason where people look for it."""
+"""Speculative decoding: has the host prove what DFlash2 needs, brings the drafter, and keeps decision and reason on the host."""
 
 from __future__ import annotations
 
-import json
-from io import StringIO
+import shlex
 from typing import Literal
 
 from pyinfra.api.deploy import deploy
+from pyinfra.api.host import Host
 from pyinfra.context import host
-from pyinfra.operations import files
 
-from laoka.serving.speculative import decide
+from laoka.operations.speculative import decide_speculation
+from laoka.serving.model_store import STORE, folder_of
+from laoka.serving.speculative import Plan
+from roles.agent.deploy import PYTHON
 from roles.base.deploy import BaseSettings
-from roles.engine.deploy import EngineSettings
-from roles.settings import RoleSettings
+from roles.dflash2.plan import hubs_of, plan_of
+from roles.engine.commands import with_env
+from roles.engine.deploy import EngineSettings, choice_here
+from roles.model.deploy import ModelSettings, sources_of, target_folder
+from roles.model.peers import is_from_peer, written
+from roles.settings import RoleSettings, data_of
 
-DECISION = "/etc/laoka/speculative.json"
+DEADLINE_S = 24 * 3600
 
 
 class SpeculativeSettings(RoleSettings):
     """Settings of speculative decoding."""
 
-    speculative: Literal["auto", "dflash2", "mtp", "none"] = "auto"
-    """What is wished for; auto takes what engine, cards and memory allow, none nothing. So far every host serves without."""
+    speculative: Literal["auto", "dflash2", "mtp", "none", "measure"] = "auto"
+    """auto: DFlash2 where the host proves it and it fits, else MTP, else none. measure: as auto, and notes that a comparison on
+    this host is wanted (there is no automatic one yet)."""
+    drafter_source: str | tuple[str, ...] | None = None
+    """Where the drafter comes from, as model_source; None: the hubs and hosts among model_source, or else hf."""
+    drafter_pins: dict[str, str] = {}
+    """SHA-256 by path that the drafter's files must have, besides those of the catalogue and the lock."""
+
+
+def drafter_sources(on: Host) -> tuple[str, ...]:
+    """The sources of a host's drafter, as the inventory has them."""
+    told = SpeculativeSettings.of(on).drafter_source
+    if told is not None:
+        return (told,) if isinstance(told, str) else tuple(told)
+    return hubs_of(sources_of(ModelSettings.of(on)))
+
+
+def plan_here() -> Plan:
+    """The plan of this host. Errors: InventoryError."""
+    settings, choice = SpeculativeSettings.of(host), choice_here(EngineSettings.of(host))
+    stack = choice.stack
+    sources: list[str] = []
+    if stack and stack.get("drafter_repo"):
+        place = f"{folder_of(STORE, stack['drafter_repo']).name}/{stack.get('drafter_revision')}"
+        sources = written(host, drafter_sources(host), place)
+    target, pins = target_folder(host), settings.drafter_pins
+    return plan_of(settings.speculative, choice.pin, stack, data_of(host), target=target, sources=sources, pins=pins)
 
 
 @deploy("DFlash2")
 def dflash2() -> None:
-    """Decide, say why, and leave the decision on the host."""
-    gpus = len(BaseSettings.of(host).expected_gpus)
-    decision = decide(SpeculativeSettings.of(host).speculative, EngineSettings.of(host).engine_name or "", gpus)
-    content = json.dumps({"method": decision.method, "reason": decision.reason}, indent=2) + "\n"
-    files.put(name=f"DFlash2 {decision.reason}", src=StringIO(content), dest=DECISION, mode="644")
+    """Decide on the host, unless that was done for this very plan: the kernels, the target's lm_head, the drafter, the memory."""
+    plan = plan_here()
+    command = " ".join(shlex.quote(word) for word in (PYTHON, "-m", "laoka.serving.speculative_host", "--plan", plan.to_json()))
+    command = with_env(BaseSettings.of(host).proxy_env(), command)
+    second = plan.drafter is not None and is_from_peer(host, drafter_sources(host))
+    if not second:
+        decide_speculation(name="Speculative decoding: prove, decide, say why", key=plan.key, command=command, _timeout=DEADLINE_S)
+    # Who gets the drafter from another host goes after that one.
+    if second:
+        decide_speculation(
+            name="Speculative decoding, with another host's drafter: prove, decide, say why", key=plan.key, command=command,
+            _timeout=DEADLINE_S,
+        )  # fmt: skip

@@ -16,9 +16,12 @@ from pyinfra.operations import files, server
 
 from laoka.facts.system import SystemdVersion
 from laoka.operations.rollout import roll_unit, start_unit, stop_main
+from laoka.operations.speculative import flags_file
 from laoka.operations.steps import completion_test, retire_units, run_unit
 from roles.agent.deploy import PYTHON
 from roles.base.deploy import BaseSettings
+from roles.dflash2.deploy import plan_here
+from roles.dflash2.plan import FLAG
 from roles.engine.commands import ENGINES
 from roles.model.deploy import CURRENT
 from roles.plan import locked_stack
@@ -126,7 +129,8 @@ def served(on: Host) -> tuple[Served, ...]:
     settings = ServeSettings.of(on)
     locked = locked_stack(on)
     flags = flags_of(
-        locked.get("serve_flags", {}),
+        # Whether there is speculation is the host's own decision (roles/dflash2), which `flags_file` adds.
+        {key: value for key, value in locked.get("serve_flags", {}).items() if key != FLAG},
         settings.serve_flags,
         shutdown_s=settings.serve_shutdown_s,
         max_tokens=settings.serve_max_tokens,
@@ -233,9 +237,11 @@ def _staged(one: Served, path: str) -> str:
 
 def _files(settings: ServeSettings, one: Served, version: int) -> None:
     label = f" of {one.instance}" if one.instance else ""
-    files.template(
-        name=f"Flags{label}", src=str(TEMPLATES / "vllm.yaml.j2"), dest=_staged(one, f"{one.config}/vllm.yaml"), mode="644",
-        model=CURRENT, served_model_name=settings.served_model_name, port=one.port, flags=dict(one.flags),
+    plan = plan_here()
+    flags_file(
+        name=f"Flags{label}", src=str(TEMPLATES / "vllm.yaml.j2"), dest=_staged(one, f"{one.config}/vllm.yaml"),
+        flags=dict(one.flags), key=plan.key, expected=dict(plan.configs.get(plan.method, {})),
+        values={"model": CURRENT, "served_model_name": settings.served_model_name, "port": one.port},
     )  # fmt: skip
     files.template(
         name=f"Environment{label}", src=str(TEMPLATES / "env.j2"), dest=_staged(one, f"{one.config}/env"), mode="644",

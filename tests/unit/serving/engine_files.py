@@ -7,12 +7,13 @@ import hashlib
 import subprocess
 import sys
 import tempfile
+import venv
 import zipfile
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from laoka.serving.engine_pin import EnginePin
+from laoka.serving.engine_pin import STAMP, EnginePin
 from laoka.serving.kernels import DRAFTER_ARCHITECTURE, VERIFIER_NAME, VERIFIER_SYMBOL
 from laoka.serving.manifest import sha256_of
 
@@ -73,6 +74,51 @@ def files_of_1cat(width: int | None = 16) -> dict[str, bytes]:
         f"flash_attn_v100/paged_kv_utils.{suffix}": plain,
         "flash_qla/ops/gated_delta_rule/chunk/sm70/flash_qla_sm70_gdn_strided.so": plain,
     }
+
+
+# A module that Python can import, without Python's headers: PyModuleDef by hand (its layout is the stable ABI's).
+MODULE = """
+typedef struct { long count; void *type; void *init; long index; void *copy; const char *name; const char *doc; long size;
+                 void *methods; void *slots; void *traverse; void *clear; void *release; } Def;
+extern void *PyModule_Create2(Def *, int);
+static Def def = {1, 0, 0, 0, 0, "stand_in", 0, -1};
+void *PyInit_%s(void) { return PyModule_Create2(&def, 1013); }
+"""
+
+
+def live_environment(
+    folder: Path, pin: EnginePin, *, width: int = 16, says: int | None = None, capability: tuple[int, int] = (7, 0)
+) -> Path:
+    """An environment whose modules can be imported as those of 1Cat-vLLM can, and say what a card would; nothing in it computes.
+
+    Arguments: `width` of the verifier in the library; `says` what its Python function returns, None: the same.
+    """
+    venv.create(folder, with_pip=False)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    files = {path: data for path, data in files_of_1cat(width).items() if ".cpython-" not in path}
+    ops = 'const char *words[] = {"nvfp4_sm70_prepare", "nvfp4_gemm_sm70_out"};'
+    registry = "class ModelRegistry:\n    @staticmethod\n    def get_supported_archs():\n        return ['%s']\n"
+    torch = (
+        "class cuda:\n    @staticmethod\n    def get_device_capability(index):\n        return %r\n"
+        "class ops:\n    class _C:\n        nvfp4_sm70_prepare = nvfp4_gemm_sm70_out = print\n"
+    )
+    files |= {
+        "torch/__init__.py": (torch % (capability,)).encode(),
+        "vllm/__init__.py": (registry % DRAFTER_ARCHITECTURE).encode(),
+        "vllm/model_executor/__init__.py": b"",
+        "vllm/model_executor/models/__init__.py": b"",
+        "vllm/_C.abi3.so": library(ops + MODULE % "_C"),
+        "flash_attn_v100/__init__.py": f"def {VERIFIER_NAME}():\n    return {says or width}\n".encode(),
+        "flash_attn_v100/flash_attn_v100_cuda.abi3.so": library(
+            f"int {VERIFIER_SYMBOL}(void) {{ return {width}; }}" + MODULE % "flash_attn_v100_cuda"
+        ),
+        "flash_attn_v100/paged_kv_utils.abi3.so": library(MODULE % "paged_kv_utils"),
+    }
+    for path, data in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_bytes(data)
+    (folder / STAMP).write_text(f"{pin.stamp}\n")
+    return folder
 
 
 def write_wheel(

@@ -45,7 +45,7 @@ RESOLVES: list[tuple[str, str, dict[str, Any], str, str | None, str | None, str]
     (f"4x{V100}", "debian-12", {}, REVOLTA, "580", "proprietary", "dflash2"),
     (f"2x{SMALL}", "ubuntu-22.04", {}, REVOLTA, "580", "proprietary", "none"),
     # Cards that upstream serves.
-    ("2xrtx-4080", "ubuntu-24.04", {}, UPSTREAM, "580", "proprietary", "none"),
+    ("2xrtx-4080", "ubuntu-24.04", {}, UPSTREAM, "580", "proprietary", "mtp"),
     ("2xrtx-3090", "ubuntu-24.04", {}, UPSTREAM, "580", "proprietary", "dflash2"),
     (
         "2xrtx-3090",
@@ -66,8 +66,8 @@ RESOLVES: list[tuple[str, str, dict[str, Any], str, str | None, str | None, str]
     ("l40s", "ubuntu-24.04", {"model": "qwen3.8-27b-fp8"}, UPSTREAM, "580", "proprietary", "dflash2"),
     # Other checkpoints on V100.
     (f"4x{V100}", "ubuntu-24.04", {"model": "qwen3.8-27b-fp8"}, LATEST_1CAT, "580", "proprietary", "dflash2"),
-    (f"4x{V100}", "ubuntu-24.04", {"model": "qwen3.6-27b-awq"}, LATEST_1CAT, "580", "proprietary", "none"),
-    (f"4x{V100}", "ubuntu-24.04", {"model": "qwen3.8-27b-radixark-nvfp4"}, LATEST_1CAT, "580", "proprietary", "none"),
+    (f"4x{V100}", "ubuntu-24.04", {"model": "qwen3.6-27b-awq"}, LATEST_1CAT, "580", "proprietary", "mtp"),
+    (f"4x{V100}", "ubuntu-24.04", {"model": "qwen3.8-27b-radixark-nvfp4"}, LATEST_1CAT, "580", "proprietary", "mtp"),
     # Without a card, and a sandbox host whose simulated card serves nothing.
     ("none", "debian-12", {"model": "tiny-qwen3", "context_tokens": 4096}, CPU, None, None, "none"),
     (PCIE, "debian-12", {"model": "tiny-qwen3", "context_tokens": 4096, "engine": "vllm-cpu"}, CPU, "580", "proprietary", "none"),
@@ -223,8 +223,26 @@ def test_two_4080_by_tensor_parallelism() -> None:
 
 
 def test_dflash2_where_it_does_not_fit_is_left_out_and_told() -> None:
+    # 2x V100-16GB is reported to run without speculation at 32768 tokens (verdict none-on-2x16 of the catalogue), not with MTP.
     made = stack(f"2x{SMALL}")
     assert made.speculative == "none" and "DFlash2 does not fit at TP2" in said(made.warnings)
+    assert "nobody is known to with MTP" in made.speculative_reason.say()
+    assert stack(f"2x{SMALL}", speculative="mtp").speculative_method == "mtp"
+
+
+def test_mtp_stands_in_where_there_is_no_dflash2() -> None:
+    """1Cat-vLLM's v1.2.2 notes: Qwen3.6-27B-AWQ at TP4 with MTP4, 118.7 tok/s against 57 without."""
+    made = stack(f"4x{V100}", model="qwen3.6-27b-awq")
+    assert made.speculative_method == "mtp" and "no drafter is known" in made.speculative_reason.say()
+    assert '"method": "mtp"' in made.serve_flags["speculative-config"]
+    assert "MTP is used instead" in said(made.warnings) and "MTP" in made.speculative_reason.say("zh")
+
+
+def test_the_way_back_from_dflash2_is_planned_too() -> None:
+    made = stack(f"4x{V100}")
+    assert (made.speculative, made.speculative_fallback) == ("dflash2", "mtp")
+    assert "3.59 GiB of every card" in made.speculative_reason.say()  # 3.85 GB, whole on every card
+    assert stack(f"4x{V100}", speculative="none").speculative_fallback == "none"
 
 
 def test_there_is_no_method_dflash2() -> None:

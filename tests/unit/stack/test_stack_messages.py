@@ -17,7 +17,7 @@ SOURCES = [*(ROOT / "laoka" / "stack").glob("*.py"), ROOT / "laoka" / "cli" / "p
 
 def test_messages_and_code_agree() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
-    named = set(re.findall(r"""["'](?:stack\.)?((?:evidence|way|warn|note|plan|lock|head)_\w+)["']""", text)) - {
+    named = set(re.findall(r"""["'](?:stack\.)?((?:evidence|way|why|warn|note|plan|lock|head)_\w+)["']""", text)) - {
         "way_out",
         "head_dim",
     }
