@@ -19,6 +19,8 @@ from laoka.serving.model_store import STORE
 HOME = f"/var/lib/{PEER_USER}"
 AUTHORIZED = f"{HOME}/.ssh/authorized_keys"
 KNOWN = f"{PEER}/known_hosts"
+RRSYNC = "/usr/bin/rrsync"
+"""Comes with rsync; lets a key read one folder and nothing else."""
 
 
 def reached(name: str) -> Host | None:
@@ -67,7 +69,7 @@ def authorize_peers(askers: list[str]) -> Commands:
 
     + askers: names of the hosts that may; the key of one that is not part of this run stays as it was
     """
-    command = f"/usr/bin/rrsync -ro {STORE}"
+    command = f"{RRSYNC} -ro {STORE}"
     found = {}
     for name in askers:
         other = reached(name)
@@ -81,6 +83,8 @@ def authorize_peers(askers: list[str]) -> Commands:
         host.noop(f"{', '.join(askers)} may")
         return
     if not old:
+        told = f"{host.name}: {RRSYNC} is not there: rsync 3.2.7 or later has it; upgrade rsync, or take another model_source"
+        yield f"[ -x {RRSYNC} ] || {{ echo {shlex.quote(told)} >&2; exit 1; }}"
         # "*" and not "!": no password, but not locked, which sshd takes for no login at all without PAM.
         yield f"id {PEER_USER} >/dev/null 2>&1 || useradd --system -M -d {HOME} -s /bin/sh -p '*' {PEER_USER}"
         yield f"install -d -m 755 {HOME} {HOME}/.ssh {STORE}"

