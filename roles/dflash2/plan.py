@@ -44,7 +44,9 @@ def plan_of(
     if pin is None or pin.device == "cpu":
         return plan("none", f"the engine is {engine}, and DFlash2's kernels run on a GPU only")
     if data.get("engine_route") == "container":
-        return plan("none", "the engine is in a container, which laoka renders and does not start: its kernels can't be proven here")
+        return plan(
+            "none", "the engine is in a container, which laoka renders and does not start: its kernels can't be proven here"
+        )
     if not data.get("expected_gpus"):
         return plan("none", "no GPU is listed in expected_gpus")
     if data.get("serve_instances"):

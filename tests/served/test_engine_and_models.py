@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from laoka.catalog.engines import engines
 from laoka.sandbox import endpoint, hosts, tiny_model
 from laoka.sandbox.lab import HostFolder
-from laoka.serving.engine_pin import EnginePin
+from laoka.serving.engine_pin import EnginePin, pin_of_engine
 from laoka.serving.manifest import MANIFEST, make_manifest, sha256_of
 from tests.hosts import INVENTORY, PYTHON, environment, pyinfra
 from tests.served.client import Gateway, chat
@@ -157,6 +158,33 @@ def test_a_wheel_with_old_kernels_is_refused_beside_the_engine_that_runs_and_the
         assert (record(served), show(served, "NRestarts", "MainPID")) == before[:2]
     finally:
         on(served, f"rm -rf {ENGINES}/1cat-vllm-{VERSION} /srv/house")
+
+
+PROVE = """
+import json, sys
+from pathlib import Path
+from laoka.serving.kernels import Folder, prove
+print(json.dumps(prove(Folder(Path(sys.argv[1])), "sm70", sys.argv[2]).table()))
+"""
+
+
+def test_the_real_wheel_of_revolta_is_fetched_and_its_kernels_proven_from_its_files(served: HostFolder) -> None:
+    """79 MB, kept in the sandbox's cache. Expected: what was read in the wheel (revolta 0.1.4: verifier 16, glibc 2.34)."""
+    (row,) = [row for row in engines() if row.id == "revolta-0.1.4"]
+    pin, house = pin_of_engine(row, row.wheel_sha256), f"{hosts.CACHE_IN_HOST}/revolta"
+    words = [PYTHON, "-m", "laoka.serving.engine_install", "--only-wheel", "--wheelhouse", house, "--pin", pin.to_json()]
+    told = json.loads(on(served, " ".join(shlex.quote(word) for word in words), deadline_s=300))
+    assert told["sha256"] == "ed23ca544a978486c1f6dc9cf6c2ddc9bae256b4ca890c46b1ba6ef35cf4596b"
+    proof = {"ok": True, "verifier_width": 16, "drafter_registered": True, "glibc_needed": "2.34", "faults": []}
+    assert proof.items() <= told["kernels"].items()
+    # And once more as it lies when it is installed (without the gigabytes of what it needs, and without running it).
+    place = "/srv/revolta"
+    try:
+        on(served, f"rm -rf {place} && {PYTHON} -m zipfile -e {house}/{pin.wheel_file} {place}", deadline_s=120)
+        placed = json.loads(on(served, f"{PYTHON} -c {shlex.quote(PROVE)} {place} {pin.version}", deadline_s=120))
+        assert proof.items() <= placed.items()
+    finally:
+        on(served, f"rm -rf {place}")
 
 
 # ---- speculative decoding -----------------------------------------------------------------------------------------------
