@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import os
 import random
 import re
 import threading
@@ -23,12 +24,24 @@ MAX_RETRY_AFTER_S = 600.0
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 
 
+SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+
+
 class DownloadError(Exception):
     """A file can't be had from this address; the message is one line that names address and reason."""
 
 
 class Stopped(Exception):
     """The download was told to stop; what has arrived stays."""
+
+
+def trusted(env: Mapping[str, str], system: Path = SYSTEM_CERTIFICATES) -> str | bool:
+    """Whose certificates are trusted: those that the environment names, else the system's, else the ones that requests brings.
+
+    requests by itself does not know what the host's administrator added (update-ca-certificates), such as the root of a proxy.
+    """
+    named = env.get("REQUESTS_CA_BUNDLE") or env.get("CURL_CA_BUNDLE")
+    return named or (str(system) if system.is_file() else True)
 
 
 def retry_after_s(value: str | None, now_s: float) -> float | None:
@@ -141,7 +154,7 @@ def get_text(
     """
 
     def attempt() -> tuple[str, str | None]:
-        with requests.get(url, stream=True, timeout=(CONNECT_S, READ_S)) as answer:
+        with requests.get(url, stream=True, timeout=(CONNECT_S, READ_S), verify=trusted(os.environ)) as answer:
             _judge_status(url, answer, None)
             body = b""
             for piece in answer.iter_content(64 * 1024):
@@ -165,7 +178,7 @@ def get_range(url: str, begin: int, end: int) -> bytes:
 
     def attempt() -> bytes:
         asked = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
-        with requests.get(url, headers=asked, stream=True, timeout=(CONNECT_S, READ_S)) as answer:
+        with requests.get(url, headers=asked, stream=True, timeout=(CONNECT_S, READ_S), verify=trusted(os.environ)) as answer:
             _judge_status(url, answer, None)
             if answer.status_code != 206 and begin:
                 raise DownloadError(f"{url}: the server can't send a part of the file")
@@ -205,7 +218,7 @@ def _one_try(
     have = max(0, _size(path))
     # A compressed transfer could neither be resumed nor counted.
     asked = {**headers, "Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
-    with requests.get(url, headers=asked, stream=True, timeout=(CONNECT_S, READ_S)) as answer:
+    with requests.get(url, headers=asked, stream=True, timeout=(CONNECT_S, READ_S), verify=trusted(os.environ)) as answer:
         _judge_status(url, answer, have)
         begin, total = _extent(answer.headers, answer.status_code)
         if total is not None and size_bytes is not None and total != size_bytes:

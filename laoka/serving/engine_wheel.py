@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -14,7 +15,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 import requests
 
 from laoka.process import run
-from laoka.serving.download import CONNECT_S, READ_S, DownloadError, download, get_text
+from laoka.serving.download import CONNECT_S, READ_S, DownloadError, download, get_text, trusted
 from laoka.serving.engine_pin import EngineError, EnginePin
 from laoka.serving.manifest import sha256_of
 from laoka.stack.sums import MAX_SUMS_BYTES, SumsError, parse_sums
@@ -202,16 +203,17 @@ def own_index() -> str:
     told = os.environ.get("PIP_INDEX_URL")
     if told:
         return told
-    listed = run(["python3", "-m", "pip", "config", "get", "global.index-url"], deadline_s=30)
+    # This laoka's own pip: a system's Python often has none.
+    listed = run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], deadline_s=30)
     return listed.stdout.strip() if listed.ok and listed.stdout.strip() else INDEX
 
 
 def _length(url: str) -> int | None:
     """How many bytes a file has by its server, so that fetching it can be resumed; None when the server does not say."""
     try:
-        with requests.head(
-            url, timeout=(CONNECT_S, READ_S), allow_redirects=True, headers={"Accept-Encoding": "identity"}
-        ) as answer:
+        plain = {"Accept-Encoding": "identity"}
+        verify = trusted(os.environ)
+        with requests.head(url, timeout=(CONNECT_S, READ_S), allow_redirects=True, headers=plain, verify=verify) as answer:
             length = answer.headers.get("Content-Length", "")
             return int(length) if answer.status_code == 200 and length.isdigit() else None
     except requests.RequestException:

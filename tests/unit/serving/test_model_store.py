@@ -155,6 +155,15 @@ def test_a_server_that_asks_to_wait_for_hours_is_left(hub: Hub, tmp_path: Path) 
         fetch(tmp_path, wish(f"hf+{hub.url}"))
 
 
+def test_certificates_are_the_systems_unless_the_environment_names_others(tmp_path: Path) -> None:
+    system = tmp_path / "ca.crt"
+    assert download.trusted({}, system) is True
+    system.touch()
+    assert download.trusted({}, system) == str(system)
+    assert download.trusted({"CURL_CA_BUNDLE": "/c"}, system) == "/c"
+    assert download.trusted({"CURL_CA_BUNDLE": "/c", "REQUESTS_CA_BUNDLE": "/r"}, system) == "/r"
+
+
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
