@@ -23,7 +23,9 @@ DRAFTER = "drafter"
 Method = Literal["dflash2", "mtp", "none"]
 Wanted = Literal["auto", "dflash2", "mtp", "none", "measure"]
 
-NOT_MEASURED = "wanted, not done: nothing here compares methods on a host by itself yet; what the memory plan allows is used"
+NOT_MEASURED = (
+    "wanted, not done: laoka bench run URL --host HOST --baseline -o FILE, then speculative_measured = FILE; until then as auto"
+)
 
 
 class SpeculativeError(Exception):
@@ -49,6 +51,8 @@ class Plan:
     fallback: Method = "none"
     drafter: Mapping[str, Any] | None = None
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    measurement: str | None = None
+    """What is known of a comparison on this host, where one is wanted."""
     own: bool = False
     """The inventory's serve_flags bring a --speculative-config of their own: it is used as it is."""
 
@@ -229,5 +233,5 @@ def _mtp(plan: Plan, evidence: Evidence, reason: str, *, again: bool = False) ->
 def _made(plan: Plan, evidence: Evidence, method: str | None, reason: str, **rest: Any) -> Decision:
     return Decision(
         method=method, reason=reason, kernels=evidence.kernels, lm_head_plain=evidence.lm_head_plain, wanted=plan.wanted,
-        measurement=NOT_MEASURED if plan.wanted == "measure" else None, decided_for=plan.key, target=plan.target, **rest,
+        measurement=plan.measurement, decided_for=plan.key, target=plan.target, **rest,
     )  # fmt: skip

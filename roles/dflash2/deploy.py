@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Literal
 
 from pyinfra.api.deploy import deploy
@@ -19,7 +20,7 @@ from roles.engine.commands import with_env
 from roles.engine.deploy import EngineSettings, choice_here
 from roles.model.deploy import ModelSettings, sources_of, target_folder
 from roles.model.peers import is_from_peer, written
-from roles.settings import RoleSettings, data_of
+from roles.settings import InventoryError, RoleSettings, data_of
 
 DEADLINE_S = 24 * 3600
 
@@ -28,8 +29,10 @@ class SpeculativeSettings(RoleSettings):
     """Settings of speculative decoding."""
 
     speculative: Literal["auto", "dflash2", "mtp", "none", "measure"] = "auto"
-    """auto: DFlash2 where the host proves it and it fits, else MTP, else none. measure: as auto, and notes that a comparison on
-    this host is wanted (there is no automatic one yet)."""
+    """auto: DFlash2 where the host proves it and it fits, else MTP, else none. measure: what speculative_measured found fastest
+    on this host; as auto, and noted as wanted, until there is such a file."""
+    speculative_measured: str | None = None
+    """File on your machine that `laoka bench run URL --host HOST --baseline -o FILE` wrote for this host."""
     drafter_source: str | tuple[str, ...] | None = None
     """Where the drafter comes from, as model_source; None: the hubs and hosts among model_source, or else hf."""
     drafter_pins: dict[str, str] = {}
@@ -52,8 +55,24 @@ def plan_here() -> Plan:
     if stack and stack.get("drafter_repo"):
         place = f"{folder_of(STORE, stack['drafter_repo']).name}/{stack.get('drafter_revision')}"
         sources = written(host, drafter_sources(host), place)
-    target, pins = target_folder(host), settings.drafter_pins
-    return plan_of(settings.speculative, choice.pin, stack, data_of(host), target=target, sources=sources, pins=pins)
+    return plan_of(
+        settings.speculative, choice.pin, stack, data_of(host), target=target_folder(host), sources=sources,
+        pins=settings.drafter_pins, measured=measurement_of(settings),
+    )  # fmt: skip
+
+
+def measurement_of(settings: SpeculativeSettings) -> str | None:
+    """The content of the file with what was measured; None where none is named. Errors: InventoryError."""
+    if settings.speculative_measured is None:
+        return None
+    path = Path(settings.speculative_measured).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise InventoryError(
+            f"host {host.name}: speculative_measured {path}: {why}: `laoka bench run --baseline -o` writes it"
+        ) from None
 
 
 @deploy("DFlash2")

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from laoka.serving.engine_pin import EnginePin
-from laoka.serving.speculative import Method, Plan, Wanted
+from laoka.serving.speculative import NOT_MEASURED, Method, Plan, Wanted
 from laoka.stack.resolve import MTP_TOKENS
+from roles.dflash2.measured import measured_in
 
 FLAG = "speculative-config"
 MTP = {"method": "mtp", "num_speculative_tokens": MTP_TOKENS}
@@ -24,18 +25,21 @@ def plan_of(
     target: str,
     sources: Sequence[str],
     pins: Mapping[str, str] | None = None,
+    measured: str | None = None,
 ) -> Plan:
     """The plan of one host.
 
     Arguments: `pin` of its engine, None for a host that was refused; `stack` as a table, None for a model that the catalogue does
     not have; `data` the host's in the inventory; `target` the folder of the model's revision; `sources` of the drafter, and `pins`
-    its SHA-256s by path, besides what the stack has.
+    its SHA-256s by path, besides what the stack has; `measured` the content of the file that `laoka bench run --baseline` wrote.
     """
     engine, stamp, kernels = (pin.pin, pin.stamp, pin.kernels) if pin is not None else ("?", "", "none")
     own = _own(data)
+    found = measured_in(measured, pin.version) if measured is not None and pin is not None and wanted == "measure" else None
+    measurement = (found.told if found is not None else NOT_MEASURED) if wanted == "measure" else None
 
     def plan(method: Method, reason: str, **rest: Any) -> Plan:
-        return Plan(wanted, method, reason, engine, stamp, kernels, target, **rest)
+        return Plan(wanted, method, reason, engine, stamp, kernels, target, measurement=measurement, **rest)
 
     if own is not None:
         return plan("none", "--speculative-config is set there", configs={"own": own}, own=True)
@@ -62,6 +66,12 @@ def plan_of(
             method, fallback, reason = wanted, "none", f"speculative = {wanted} is wished for"
         else:
             return plan("none", f"the lock has {method} for this host ({reason}): laoka lock again")
+    if found is not None and found.method is not None and found.method != method:
+        # What was measured and does not fit was measured with other settings: the memory plan stays.
+        if found.method in ("none", fallback):
+            method, fallback, reason = found.method, "none", f"measured: {found.told}"
+        else:
+            measurement = f"{found.told}; not used: {reason}"
     if method == "none":
         return plan("none", reason)
     configs: dict[str, Mapping[str, Any]] = {"mtp": MTP} if "mtp" in (method, fallback) else {}

@@ -20,7 +20,6 @@ from laoka.serving.engine_pin import EnginePin
 from laoka.serving.model_names import wish_of
 from laoka.serving.model_store import fetch
 from laoka.serving.speculative import (
-    NOT_MEASURED,
     Decision,
     Evidence,
     Had,
@@ -100,12 +99,6 @@ def test_who_wants_exactly_this_is_told_that_it_can_not_be() -> None:
     assert made.method is None and made.refused and made.again
 
 
-def test_measure_uses_what_is_possible_and_says_that_nothing_was_measured() -> None:
-    made = decide(replace(PLAN, wanted="measure"), PROVEN, HERE)
-    assert made.method == "dflash" and made.measurement == NOT_MEASURED and "not done" in NOT_MEASURED
-    assert decide(PLAN, PROVEN, HERE).measurement is None
-
-
 def test_what_the_inventory_brings_itself_is_used_and_not_judged() -> None:
     own = plan_of("auto", None, None, {"serve_flags": {"speculative-config": json.dumps(DFLASH)}}, target="/x", sources=())
     made = decide(own, Evidence())
@@ -174,6 +167,51 @@ def test_no_plan_without_its_reason(change: dict[str, Any], wanted: str, says: s
     assert plan.method == "none" and says in plan.reason
     made = decide(plan, Evidence())
     assert made.method is None and made.reason.startswith("off: ") and not made.again
+
+
+def baseline(variant: str, config: object = None, **change: Any) -> str:
+    """What `laoka bench run --baseline -o` writes, as far as it is read."""
+    source = {"engine_version": "1.5.1", "host": "h", "simulated": False}
+    content = {
+        "laoka_baseline": 1, "choice": {"variant": variant, "reason": "baseline_best", "decode_ratio": 1.5},
+        "variants": {"target-only": None, variant: config}, "results": {variant: {"provenance": source}},
+    }  # fmt: skip
+    return json.dumps({**content, **change})
+
+
+MTP_FASTEST = baseline("mtp", json.dumps(MTP))
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "says"),
+    [
+        (None, "dflash2", "not done"),
+        (MTP_FASTEST, "mtp", "mtp chosen by laoka bench, decode 1.50x of the target alone, on h with engine 1.5.1"),
+        (baseline("target-only"), "none", "target-only chosen by laoka bench"),
+        (baseline("dflash2", json.dumps(DFLASH)), "dflash2", "dflash2 chosen"),
+        (baseline("mine", {"method": "ngram"}), "dflash2", "serve_flags only"),
+        (MTP_FASTEST.replace("1.5.1", "1.5.0"), "dflash2", "measured with engine 1.5.0, the host has 1.5.1"),
+        (baseline("mtp", MTP, laoka_baseline=2), "dflash2", "not a file of"),
+        ("[]", "dflash2", "not a file of"),
+        ("{", "dflash2", "not a file of"),
+    ],
+)
+def test_measure_uses_what_was_measured_and_says_so_where_nothing_was(text: str | None, method: str, says: str) -> None:
+    choice = choose("h", INVENTORY, {})
+    plan = plan_of("measure", choice.pin, choice.stack, INVENTORY, target="/t", sources=("hf",), measured=text)
+    assert plan.method == method and plan.measurement is not None and says in plan.measurement
+    made = decide(plan, PROVEN, HERE)
+    assert made.method == {"dflash2": "dflash", "mtp": "mtp", "none": None}[method]
+    assert made.wanted == "measure" and made.measurement == plan.measurement
+    assert planned(INVENTORY).measurement is None
+
+
+def test_a_measured_way_that_does_not_fit_is_not_used() -> None:
+    data = {**INVENTORY, "expected_gpus": [CARD]}
+    choice = choose("h", data, {})
+    text = baseline("dflash2", json.dumps(DFLASH))
+    plan = plan_of("measure", choice.pin, choice.stack, data, target="/t", sources=(), measured=text)
+    assert plan.method == "none" and "not used: DFlash2 does not fit at TP1" in str(plan.measurement)
 
 
 def test_a_lock_that_has_something_else_is_told() -> None:
