@@ -62,6 +62,7 @@ sandbox = (
         "gateway_listen": "0.0.0.0:8080",
         "gateway_keys_file": str(_open.gateway_keys),
         "gateway_dead_after_s": 10,
+        "gateway_prefix_log": True,
         "serve_judge_text": False,  # random weights answer noise
         "alert_urls_file": str(_open.alert_urls),
         "watchdog_burst_quiet_s": 20.0,  # faults are one at a time here, and nobody wants to wait minutes for the end of one

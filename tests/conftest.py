@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from importlib import metadata
 from types import FrameType
 
 import pytest
+from packaging.requirements import Requirement
 
+from laoka.catalog import toml
 from laoka.sandbox import faults, hosts
 from laoka.sandbox.lab import HostFolder, Lab, open_lab
-from tests.hosts import FULL, INVENTORY, Deployed, healthy, picture, pyinfra, until
+from tests.hosts import FULL, INVENTORY, ROOT, Deployed, healthy, picture, pyinfra, until
 
 
 def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, _as_interrupt)
+    _all_installed()
+
+
+def _all_installed() -> None:
+    """A package that pyproject.toml has got since the last install ends the run with the line that helps."""
+    project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"), "pyproject.toml")["project"]
+    for line in (*project["dependencies"], *project["optional-dependencies"]["operator"]):
+        wanted = Requirement(line)
+        try:
+            if wanted.marker is None or wanted.marker.evaluate():
+                metadata.version(wanted.name)
+        except metadata.PackageNotFoundError:
+            pytest.exit(f"{wanted.name} is missing: pip install -c constraints.txt -e '.[operator]' --group dev", 2)
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:

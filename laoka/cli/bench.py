@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from laoka.catalog.messages import Language, text
+from laoka.catalog.profiles import Speculative
 from laoka.cli.check import LOCAL, ssh_target
 from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE
 from laoka.files import write_atomic
@@ -22,7 +24,7 @@ from laoka.fleet.targets import targets_of_inventory
 from laoka.host import collect
 from laoka.host.collect import CouldNotCollect, SshTarget
 from laoka.host.report import HostReport
-from laoka.serving.bench import cards, tables
+from laoka.serving.bench import baseline, cards, ramp, tables
 from laoka.serving.bench.client import BenchError, Client, ServerFacts, Target
 from laoka.serving.bench.compare import Line, NotComparable, compare, notes
 from laoka.serving.bench.figures import Goodput
@@ -30,8 +32,13 @@ from laoka.serving.bench.host_side import UNIT, CardWatch, HostError, HostSide, 
 from laoka.serving.bench.provenance import provenance
 from laoka.serving.bench.recipe import Recipe, RecipeError
 from laoka.serving.bench.run import Cell, measure, result_of
+from laoka.stack.checkpoint import CheckpointError
+from laoka.stack.from_report import facts_of
 from laoka.stack.lock import NAME as LOCK_NAME
 from laoka.stack.message import Message, message
+from laoka.stack.models import checkpoint_of
+from laoka.stack.request import DEFAULT_MODEL, Request, RequestError
+from laoka.stack.resolve import Stack, resolve
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -171,13 +178,22 @@ def place_of(
 @click.option("--limits", metavar="N,N,...", help="Measure at each max-model-len, such as 4096,8192: restarts the unit on --host.")
 @click.option("--goodput", metavar="ttft:MS,tpot:MS,e2el:MS", help="Limits that a good request meets.")
 @click.option("--lock", "lock_file", type=click.Path(dir_okay=False), default=LOCK_NAME, show_default=True)
+@click.option(
+    "--baseline",
+    "as_baseline",
+    is_flag=True,
+    help="Without speculative decoding against with it (DFlash2, MTP): restarts the unit on --host.",
+)
+@click.option("--variant", "own", multiple=True, metavar="NAME=JSON", help="Another way of speculation for --baseline (repeat).")
+@click.option("--checkpoint", metavar="ID", help="Checkpoint of the catalogue whose plan --baseline is held against.")
 @click.option("--dry", is_flag=True, help="Say what would be restarted, and end.")
 @click.option("--yes", is_flag=True, help="Restart without asking.")
 @click.pass_obj
 def run_command(
     lang: Language,
     /, output: str | None, as_json: bool, repeats: int, concurrency: str, prompt_tokens: int, output_tokens: int,
-    prefix_cache: Any, limits: str | None, goodput: str | None, lock_file: str, dry: bool, yes: bool, **place: Any,
+    prefix_cache: Any, limits: str | None, goodput: str | None, lock_file: str, as_baseline: bool, own: tuple[str, ...],
+    checkpoint: str | None, dry: bool, yes: bool, **place: Any,
 ) -> int:  # fmt: skip
     """Measure the server at URL by the fixed recipe.
 
@@ -189,10 +205,12 @@ def run_command(
     ).check()  # fmt: skip
     wanted = whole_numbers("--limits", limits) if limits else ()
     here = place_of(**place)
+    lock = Path(lock_file).read_bytes() if Path(lock_file).is_file() else None
+    if as_baseline:
+        return run_baseline(here, recipe, own, lock, output, as_json=as_json, lang=lang, dry=dry, yes=yes, model=checkpoint)
     changes = [{"max-model-len": limit} for limit in wanted]
     if changes and not agreed(here, changes, lang, dry=dry, yes=yes):
         return EXIT_FINE
-    lock = Path(lock_file).read_bytes() if Path(lock_file).is_file() else None
     result = asyncio.run(_run(here, recipe, changes, parse_goodput(goodput), lock))
     deliver(result, output, as_json=as_json, lang=lang)
     return EXIT_FINDINGS if spoiled(result) else EXIT_FINE
@@ -207,8 +225,8 @@ def agreed(here: Place, changes: Sequence[dict[str, Any]], lang: Language, *, dr
             words = text("bench.restart_dry", lang, unit=UNIT, host=here.host.name, changes=told(change))
             click.echo(words, err=True)
         return False
-    # Each variant is a restart there and one back.
-    asked = text("bench.restart_ask", lang, unit=UNIT, host=here.host.name, count=2 * len(changes))
+    # One for each change, and one back.
+    asked = text("bench.restart_ask", lang, unit=UNIT, host=here.host.name, count=len(changes) + 1)
     return yes or click.confirm(asked, err=True)
 
 
@@ -219,15 +237,15 @@ async def _run(
     watch = CardWatch(here.host) if here.host else None
     facts: ServerFacts | None = None
     flags = here.host.flags() if here.host else None
-    with watch or contextlib.nullcontext():
-        for change in changes or [{}]:
-            with here.host.variant(change, START_DEADLINE_S, say) if here.host else contextlib.nullcontext():
-                async with here.client() as client:
-                    facts = await client.facts()
-                    limit = facts.max_model_len
-                    if limit is not None:
-                        replace(recipe, server_limits=(limit,)).check()
-                    cells += await measure(client, recipe, limit, goodput, say)
+    with watch or contextlib.nullcontext(), changing(here) as change:
+        for flags_now in changes or [{}]:
+            await asyncio.to_thread(change, flags_now)
+            async with here.client() as client:
+                facts = await client.facts()
+                limit = facts.max_model_len
+                if limit is not None:
+                    replace(recipe, server_limits=(limit,)).check()
+                cells += await measure(client, recipe, limit, goodput, say)
     assert facts is not None
     samples = watch.samples if watch else []
     source = provenance(here.target.url, facts, report=here.report, flags=flags, lock=lock, samples=samples)
@@ -237,6 +255,13 @@ async def _run(
         source["cards_unread"] = "no --host was given"
     said: list[Message] = [*([message("bench.simulated")] if source["simulated"] else []), *cards.banners(samples)]
     return result_of(recipe, cells, source, said)
+
+
+def changing(here: Place) -> AbstractContextManager[Callable[[Mapping[str, Any]], None]]:
+    """The host's flags as something to change for a while; nothing where no host is known."""
+    if here.host is None:
+        return contextlib.nullcontext(lambda flags: None)
+    return here.host.changes(START_DEADLINE_S, say)
 
 
 def say(line: str) -> None:
@@ -407,3 +432,217 @@ def show_lines(lines: Sequence[Line], differ: Sequence[str], names: tuple[str, s
     out.print(table)
     for words in differ:
         out.print(escape(text("bench.compare_differs", lang, what=words)), style="yellow")
+
+
+# ---- ramp ---------------------------------------------------------------------------------------------------------------
+
+
+@command.command("ramp")
+@place_options
+@click.option("-o", "--output", metavar="NAME", help="Write NAME.json and NAME.svg.")
+@click.option("--json", "as_json", is_flag=True, help="The whole result as JSON instead of a table.")
+@click.option("--most", type=click.IntRange(1, 1024), default=64, show_default=True, help="Requests at once, at the most.")
+@click.option("--requests-per-stream", type=click.IntRange(1, 100), default=Recipe.requests_per_stream, show_default=True)
+@click.option("--goodput", metavar="ttft:MS,tpot:MS,e2el:MS", help="Limits that 99 % of the requests have to meet.")
+@click.pass_obj
+def ramp_command(
+    lang: Language, /, output: str | None, as_json: bool, most: int, requests_per_stream: int, goodput: str | None, **place: Any
+) -> int:
+    """Load the server with 1, 2, 4, 8, ... requests at once until throughput stops growing.
+
+    Tells the knee, where the queue and the preemptions begin, and a number of seats (max-num-seqs) for `laoka plan --ramp FILE`.
+    """
+    here = place_of(**place)
+    wanted = Recipe(requests_per_stream=requests_per_stream)
+    steps, knee, source, recipe = asyncio.run(_ramp(here, wanted, most, parse_goodput(goodput)))
+    result = ramp.ramp_table(steps, knee, recipe, source)
+    document = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
+    if output:
+        base = output.removesuffix(".json")
+        points = {"": [(step.mean_e2el_ms, step.output_throughput) for step in steps]}
+        write_atomic(f"{base}.json", document)
+        write_atomic(f"{base}.svg", tables.as_svg(points, tables.title("laoka bench ramp", source), *tables.AXES))
+        click.echo(text("bench.written", lang, paths=f"{base}.json, {base}.svg"), err=True)
+    if as_json:
+        click.echo(document, nl=False)
+    else:
+        show_ramp(steps, knee, source, lang)
+    return EXIT_FINE
+
+
+async def _ramp(
+    here: Place, recipe: Recipe, most: int, goodput: Goodput | None
+) -> tuple[list[ramp.Step], ramp.Knee, dict[str, Any], Recipe]:
+    flags = here.host.flags() if here.host else None
+    counts = [2**power for power in range(11) if 2**power <= most]
+    async with here.client() as client:
+        facts = await client.facts()
+        limits = () if facts.max_model_len is None else (facts.max_model_len,)
+        recipe = replace(recipe, concurrency=tuple(counts), repeats=1, server_limits=limits).check()
+        steps = await ramp.climb(client, recipe, counts, goodput, say)
+    seats = flags.get("max-num-seqs") if flags else None
+    knee = ramp.find_knee(steps, seats if isinstance(seats, int) else None)
+    return steps, knee, provenance(here.target.url, facts, report=here.report, flags=flags), recipe
+
+
+def show_ramp(steps: Sequence[ramp.Step], knee: ramp.Knee, source: Mapping[str, Any], lang: Language) -> None:
+    """Print a ramp for a person."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = console()
+    if source["simulated"]:
+        out.print(f"[bold yellow]{escape(text('bench.simulated', lang))}[/bold yellow]")
+    heads = [text(f"bench.ramp_head_{name}", lang) for name in ("at_once", "waiting", "preemptions")]
+    table = Table(heads[0], "tok/s", "TTFT ms", "p99", "E2EL ms", "p99", heads[1], heads[2], "KV")
+    for step in steps:
+        row = [
+            tables.number(value)
+            for value in (
+                step.output_throughput, step.mean_ttft_ms, step.p99_ttft_ms, step.mean_e2el_ms, step.p99_e2el_ms
+            )
+        ]  # fmt: skip
+        usage = "-" if step.kv_usage is None else f"{100 * step.kv_usage:.0f} %"
+        table.add_row(str(step.concurrency), *row, _or_dash(step.most_waiting), _or_dash(step.preemptions), usage)
+    out.print(table)
+    unknown = all(step.most_waiting is None for step in steps)
+    none = text("bench.ramp_unknown" if unknown else "bench.ramp_none", lang)
+    queueing, preemption = (none if value is None else value for value in (knee.first_queueing, knee.first_preemption))
+    out.print(text("bench.ramp_found", lang, knee=knee.knee, queueing=queueing, preemption=preemption))
+    out.print(escape(text(f"bench.{knee.reason}", lang, seats=knee.suggested_max_num_seqs)))
+    out.print(escape(text("bench.ramp_next", lang, seats=knee.suggested_max_num_seqs)))
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+# ---- baseline -----------------------------------------------------------------------------------------------------------
+
+
+def run_baseline(
+    here: Place, recipe: Recipe, own: Sequence[str], lock: bytes | None, output: str | None, *, as_json: bool, lang: Language,
+    dry: bool, yes: bool, model: str | None,
+) -> int:  # fmt: skip
+    """Measure the host with each way of speculation, and say what that means. Errors: those of measuring."""
+    if here.host is None:
+        raise click.UsageError("--baseline restarts the unit between measurements: name the server's --host")
+    variants = baseline.variants_of(here.host.flags(), parse_variants(own))
+    if not agreed(here, [{baseline.FLAG: config} for config in variants.values()], lang, dry=dry, yes=yes):
+        return EXIT_FINE
+
+    async def once() -> dict[str, Any]:
+        return await _run(here, recipe, (), None, lock)
+
+    results = asyncio.run(baseline.measure_variants(here.host, variants, once, START_DEADLINE_S, say))
+    found = baseline.ratios(results)
+    choice = baseline.choose(found)
+    beside = beside_of(here, results, model)
+    content = {
+        "laoka_baseline": 1, "variants": variants, "results": results, "ratios": [vars(item) for item in found],
+        "choice": vars(choice), "beside": beside,
+    }  # fmt: skip
+    document = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+    if output:
+        write_atomic(f"{output.removesuffix('.json')}.json", document)
+    if as_json:
+        click.echo(document, nl=False)
+    else:
+        show_baseline(results, found, choice, beside, lang)
+    return EXIT_FINDINGS if any(row["verdict"] == "baseline_under" for row in beside) else EXIT_FINE
+
+
+def parse_variants(words: Sequence[str]) -> dict[str, Any]:
+    """`NAME=JSON` pairs. Errors: click.BadParameter."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, config = word.partition("=")
+        try:
+            found[name] = json.loads(config)
+        except ValueError:
+            equals = ""
+        if not equals or not name or not isinstance(found.get(name), dict):
+            raise click.BadParameter(f"--variant {word[:80]}: write NAME=JSON, the JSON as for --speculative-config")
+    return found
+
+
+SPECULATION: Mapping[str, Speculative] = {baseline.TARGET_ONLY: "none", "dflash2": "dflash2", "mtp": "mtp"}
+
+
+def beside_of(here: Place, results: Mapping[str, Mapping[str, Any]], model: str | None) -> list[dict[str, Any]]:
+    """Each variant's decode speed beside its ceiling and the nearest published profile, for the host's own cards."""
+    rows = []
+    for name, result in results.items():
+        measured, speculative = baseline.decode_speed(result), SPECULATION.get(name)
+        row: dict[str, Any] = {"variant": name, "decode_tok_s": measured, "ceiling_tok_s": None, "published_tok_s": None,
+                               "published_by": None, "why_none": None, "verdict": None}  # fmt: skip
+        tokens = result["recipe"]["decode_prompt_tokens"] + result["recipe"]["decode_tokens"]
+        plan = planned(here, model, speculative, tokens) if speculative else "bench.baseline_no_profile"
+        if isinstance(plan, str):
+            row["why_none"] = plan
+        else:
+            ceiling = baseline.ceiling_of(plan.ceilings, plan.speculative)
+            near = baseline.nearest(plan.profiles, plan.speculative, tokens)
+            row["ceiling_tok_s"] = ceiling
+            if near is not None:
+                row["published_tok_s"], row["published_by"] = near[1], f"{near[0].id}, {near[0].source}"
+            if result["provenance"]["simulated"]:
+                row["why_none"] = "bench.baseline_simulated"
+            elif measured is not None:
+                row["verdict"] = baseline.verdict(measured, row["published_tok_s"], ceiling)
+        rows.append(row)
+    return rows
+
+
+def planned(here: Place, model: str | None, speculative: Speculative, tokens: int) -> Stack | str:
+    """The plan for the host's cards with a way of speculation, or a key that says why there is none."""
+    if here.report is None:
+        return "bench.baseline_no_host"
+    try:
+        facts = facts_of(here.report)
+        checkpoint = checkpoint_of(model or DEFAULT_MODEL)
+        outcome = resolve(
+            Request(facts.cards, checkpoint=checkpoint, os_release=facts.os_release, kernel=facts.kernel, glibc=facts.glibc,
+                    python=facts.python, context_tokens=tokens, speculative=speculative)
+        )  # fmt: skip
+    except (RequestError, CheckpointError):
+        return "bench.baseline_no_plan"
+    return outcome if isinstance(outcome, Stack) else "bench.baseline_no_plan"
+
+
+def show_baseline(
+    results: Mapping[str, Mapping[str, Any]], found: Sequence[baseline.Ratio], choice: baseline.Choice,
+    beside: Sequence[Mapping[str, Any]], lang: Language,
+) -> None:  # fmt: skip
+    """Print a baseline for a person."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = console()
+    said = {banner["id"]: banner_text(banner, lang) for result in results.values() for banner in result["banners"]}
+    for words in said.values():
+        out.print(f"[bold yellow]{escape(words)}[/bold yellow]")
+    heads = [text(f"bench.compare_head_{name}", lang) for name in ("cell", "figure", "ratio", "noise", "verdict")]
+    table = Table(text("bench.baseline_head_variant", lang), *heads[:2], baseline.TARGET_ONLY, "", *heads[2:])
+    for item in found:
+        table.add_row(
+            item.variant, item.cell, item.figure, tables.number(item.alone), tables.number(item.value),
+            "-" if item.ratio is None else f"{item.ratio:.2f}x", "-" if item.noise is None else f"±{item.noise:.2f}",
+            text(f"bench.{item.judgement}", lang),
+        )  # fmt: skip
+    out.print(table)
+    for name, result in results.items():
+        for cell in result["cells"]:
+            server = cell["server"]
+            if cell["kind"] == "decode" and server and server["spec_decode_acceptance"] is not None:
+                percent, tokens = f"{100 * server['spec_decode_acceptance']:.0f}", f"{server['spec_decode_tokens_per_round']:.2f}"
+                out.print(f"{escape(name)}: {text('bench.acceptance', lang, percent=percent, tokens=tokens)}")
+    for row in beside:
+        figures = {key: "-" if row[f"{key}_tok_s"] is None else tables.number(row[f"{key}_tok_s"])
+                   for key in ("decode", "ceiling", "published")}  # fmt: skip
+        out.print(escape(text("bench.baseline_beside", lang, variant=row["variant"], **figures, source=row["published_by"] or "-")))
+        if key := row["why_none"] or (row["verdict"] and f"bench.{row['verdict']}"):
+            out.print(f"  {escape(text(key, lang))}")
+    out.print(text("bench.baseline_claim", lang), style="dim")
+    ratio = "-" if choice.decode_ratio is None else f"{choice.decode_ratio:.2f}"
+    out.print(escape(text(f"bench.{choice.reason}", lang, variant=choice.variant, ratio=ratio)))

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lock": ("laoka.cli.lock", "fix the stack of every host of an inventory in one file, or check it"),
     "bench": ("laoka.cli.bench", "how fast a model server is by a fixed recipe, and whether two runs differ"),
     "diagnose": ("laoka.cli.diagnose", "why it is broken: root cause, evidence and the next step, from logs, captures or hosts"),
+    "cache": ("laoka.cli.cache", "what the prefix cache saves, what it could save, and what to move in the prompts"),
     "model": ("laoka.cli.model", "on the host: list, fetch, verify, switch, roll back and prune model revisions"),
     "watchdog": ("laoka.cli.watchdog", "what the watchdog of a host sees; on the host: whether its alerts arrive, drills"),
     "sandbox": ("laoka.cli.sandbox", "throw-away hosts on this machine with a simulated V100"),

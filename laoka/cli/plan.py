@@ -93,6 +93,16 @@ def requests_from(
     return {" + ".join(gpus): Request(cards, os_release=os_release or DEFAULT_OS, **wishes)}
 
 
+def streams_of(ramp: str) -> int:
+    """The requests at once that a ramp suggests. Errors: RequestError for a file that is none."""
+    from laoka.serving.bench.ramp import suggestion_of  # brings the HTTP client along, which a plan does not need
+
+    try:
+        return suggestion_of(json.loads(Path(ramp).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"--ramp {ramp}: {getattr(error, 'strerror', None) or error}") from None
+
+
 def show(console: Console, name: str, outcome: Stack | Refusal, lang: Language) -> None:
     """Print one outcome for a person."""
     from rich.markup import escape
@@ -223,6 +233,7 @@ def _show_speed(console: Console, stack: Stack, lang: Language) -> None:
     help=f"Tokens of context for each request [{DEFAULT_CONTEXT_TOKENS}].",
 )
 @click.option("--streams", type=click.IntRange(1, 65536), metavar="N", help=f"Requests at the same time [{DEFAULT_STREAMS}].")
+@click.option("--ramp", type=click.Path(exists=True, dir_okay=False), help="Take --streams from a result of laoka bench ramp.")
 @click.option(
     "--speculative", type=click.Choice(SPECULATIVE_WISHES), help="auto: DFlash2 where it runs and fits, else MTP, else none [auto]."
 )
@@ -245,6 +256,7 @@ def command(
     model: str | None,
     context_tokens: int | None,
     streams: int | None,
+    ramp: str | None,
     speculative: SpeculativeWish | None,
     engine: str | None,
     driver: str | None,
@@ -265,6 +277,7 @@ def command(
     """
     try:
         name, version = parse_engine(engine)
+        streams = streams_of(ramp) if ramp and streams is None else streams
         base: dict[str, Any] = {
             "checkpoint": checkpoint_of(model) if model else None,
             "context_tokens": context_tokens,

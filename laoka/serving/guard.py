@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from http import HTTPStatus
 from pathlib import Path
@@ -34,6 +34,7 @@ from laoka.notify import Notifier
 from laoka.serving.admission import Admitted, Limits, admit
 from laoka.serving.completion import Server, read_key
 from laoka.serving.openai_error import Refusal
+from laoka.serving.prefix_noter import Noter
 from laoka.serving.pulse import Pulse
 from laoka.serving.unix_http import UnixServer
 
@@ -80,6 +81,8 @@ class Settings:
     dead_after_s: float
     send_s: float
     """How long a client may take nothing of an answer before it is let go: it must not keep its seat for ever."""
+    prefix_log: str = ""
+    """File for keyed hashes of prompts' token blocks (laoka cache); empty: nothing is noted."""
 
     def limits(self) -> Limits:
         return Limits(self.max_body_bytes, self.max_prompt_chars, self.max_tokens, self.max_choices)
@@ -90,9 +93,17 @@ def parse_settings(text: str) -> Settings:
     try:
         raw = json.loads(text)
         engines = tuple(EngineSettings(**engine) for engine in raw.pop("engines"))
-        return Settings(engines=engines, **{item.name: raw[item.name] for item in fields(Settings) if item.name != "engines"})
+        return Settings(
+            engines=engines,
+            **{item.name: raw[item.name] for item in fields(Settings) if item.name != "engines" and _has(raw, item)},
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not the guard's settings: {error}") from None
+
+
+def _has(raw: Mapping[str, Any], item: Field[Any]) -> bool:
+    """Whether a setting is to be read: one that has a default may be absent in a file of an older release."""
+    return item.name in raw or item.default is MISSING
 
 
 @dataclass
@@ -179,12 +190,21 @@ class Engine:
     settings: EngineSettings
     key: str
     pulse: Pulse
+    noter: Noter | None = None
+    """Notes hashes of prompts; None: nothing is noted."""
     in_flight: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def connection(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.settings.url)
         return http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=CONNECT_S)
+
+    def note_as(self, whole: Settings) -> None:
+        """Begin or end to note hashes of prompts, as the settings say."""
+        if not whole.prefix_log:
+            self.noter = None
+        elif self.noter is None:
+            self.noter = Noter(Path(whole.prefix_log), self.settings.model, self.connection, self.headers)
 
     def headers(self) -> dict[str, str]:
         """What the engine is sent beside the body; the client's own headers stop here."""
@@ -229,7 +249,9 @@ class Guard:
 
 def _engine(settings: EngineSettings, whole: Settings, key: str) -> Engine:
     server = Server(settings.url, settings.model, key, judge_text=False)
-    return Engine(settings, key, Pulse(server, ask_after_s=max(1.0, whole.dead_after_s / 3)))
+    engine = Engine(settings, key, Pulse(server, ask_after_s=max(1.0, whole.dead_after_s / 3)))
+    engine.note_as(whole)
+    return engine
 
 
 # ---- one request --------------------------------------------------------------------------------------------------------
@@ -352,6 +374,8 @@ def make_handler(guard: Guard, engine: Engine) -> type[http.server.BaseHTTPReque
                     engine.in_flight -= 1
                 if admitted is not None:
                     self._finish(entry)
+                if admitted is not None and engine.noter is not None and entry.status == HTTPStatus.OK:
+                    engine.noter.take(admitted.body)
 
         def log_message(self, format: str, *args: object) -> None:
             """The access log has its own lines."""
@@ -526,6 +550,8 @@ def _read_again(guard: Guard, settings_file: Path) -> None:
         print(f"{settings_file}: {error}: the old limits stay in force", file=sys.stderr, flush=True)
         return
     guard.settings = new
+    for engine in guard.engines:
+        engine.note_as(new)
     print("the limits were read again", file=sys.stderr, flush=True)
 
 

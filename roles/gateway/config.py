@@ -133,12 +133,15 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def guard_settings(found: Limits, engines: Sequence[Mapping[str, str]]) -> str:
+PREFIX_LOG = "/var/lib/qwen-guard/prefixes.jsonl"
+
+
+def guard_settings(found: Limits, engines: Sequence[Mapping[str, str]], *, prefix_log: bool = False) -> str:
     """The guard's settings file."""
     values = {
         "engines": list(engines), "max_body_bytes": found.max_body_bytes, "max_prompt_chars": found.max_prompt_chars,
         "max_tokens": found.max_tokens, "max_choices": found.seats, "first_byte_s": found.first_byte_s, "idle_s": found.idle_s,
-        "dead_after_s": found.dead_after_s, "send_s": SEND_S,
+        "dead_after_s": found.dead_after_s, "send_s": SEND_S, "prefix_log": PREFIX_LOG if prefix_log else "",
     }  # fmt: skip
     return json.dumps(values, indent=1, sort_keys=True) + "\n"
 

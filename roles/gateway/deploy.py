@@ -74,6 +74,9 @@ class GatewaySettings(RoleSettings):
     gateway_dead_after_s: int | None = Field(None, gt=0)
     """Seconds without a sign of life until requests go elsewhere; None: three of the longest steps of prefill, at least 30."""
 
+    gateway_prefix_log: bool = False
+    """Note keyed hashes of prompts' token blocks on the host, never text, for `laoka cache`; it tokenizes each prompt once more."""
+
     @field_validator("gateway_listen")
     @classmethod
     def _is_an_address(cls, listen: str) -> str:
@@ -180,7 +183,12 @@ def _guard(found: Limits) -> None:
         {"socket": socket_of(one.instance), "url": one.url, "model": ServeSettings.of(host).served_model_name}
         for one in served(host)
     ]
-    files.put(name="The guard's settings", src=StringIO(guard_settings(found, engines)), dest=GUARD_SETTINGS, mode="644")
+    files.put(
+        name="The guard's settings",
+        src=StringIO(guard_settings(found, engines, prefix_log=GatewaySettings.of(host).gateway_prefix_log)),
+        dest=GUARD_SETTINGS,
+        mode="644",
+    )
     key = served(host)[0].key
     files.template(
         name="The guard's unit", src=str(TEMPLATES / "qwen-guard.service.j2"), dest=f"/etc/systemd/system/{GUARD}", mode="644",

@@ -13,18 +13,18 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
 
 from laoka.serving.bench.engine_metrics import Snapshot, parse
 from laoka.serving.bench.figures import Answer
-from laoka.serving.bench.recipe import prompt_ids
+from laoka.serving.bench.recipe import TEXT, prompt_ids, text_ids
 from laoka.serving.guard import Events
 
-VOCABULARY_GUESSES = (100_000, 30_000, 8_000, 1_000, 300, 256)
-"""Tried from the top: a server refuses a token id beyond its vocabulary with status 400. Ordinary words stand below 100,000."""
+LOW_IDS = tuple(range(100, 250))
+"""Token ids that every vocabulary has: where a server does not tell ids of a text. A wrong id would be an error in its log."""
 METRICS_DEADLINE_S = 10.0
 MAX_METRICS_BYTES = 8 * 1024 * 1024
 
@@ -59,12 +59,31 @@ class ServerFacts:
     """Where its weights lie."""
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Ids of the recipe's text, by the server's tokenizer: in order, and each once."""
+
+    text: tuple[int, ...]
+    known: tuple[int, ...]
+
+
+def tokens_of(content: Any) -> Tokens:
+    """The ids that a server gave to the text; LOW_IDS where it does not tell (before vLLM 0.10.2, or another engine)."""
+    try:
+        given = content["choices"][0]["prompt_token_ids"] or content["prompt_token_ids"]
+        ids = tuple(int(token) for token in given)[1:]  # the first may be the tokenizer's mark of a beginning
+    except (KeyError, IndexError, TypeError, ValueError):
+        ids = ()
+    known = tuple(dict.fromkeys(ids))
+    return Tokens(ids, known) if len(known) >= 20 else Tokens(LOW_IDS, LOW_IDS)
+
+
 @dataclass
 class Client:
     """A session with one server. Use it as an async context manager."""
 
     target: Target
-    vocabulary: int = VOCABULARY_GUESSES[-1]
+    tokens: Tokens = field(default_factory=lambda: Tokens(LOW_IDS, LOW_IDS))
     read_metrics: Callable[[], Awaitable[str]] | None = None
     """Another way to /metrics than HTTP, where only the host itself reaches it."""
     _session: aiohttp.ClientSession | None = None
@@ -108,18 +127,23 @@ class Client:
             version = None  # a gateway lets only completions through
         return ServerFacts(wanted, limit if isinstance(limit, int) else None, version, row.get("root"))
 
-    async def find_vocabulary(self) -> int:
-        """A number of token ids that the server takes, and keeps for prompts. Errors: BenchError when it takes none."""
-        said = ""
-        for guess in VOCABULARY_GUESSES:
-            answer = await self.complete([guess - 1, guess // 2], 1)
-            if not answer.error:
-                self.vocabulary = guess
-                return guess
-            said = answer.error
-            if not said.startswith("HTTP 400"):
-                break
-        raise BenchError(f"{self.target.root}: it does not take a prompt of token ids: {said}")
+    async def learn_tokens(self) -> Tokens:
+        """Learn from the server which ids its tokenizer gives to a text, and keep them for prompts. Errors: BenchError."""
+        body = {"model": self.target.model, "prompt": TEXT, "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
+        try:
+            async with self.session.post(f"{self.target.root}/v1/completions", json=body) as answer:
+                said = await answer.text()
+                if answer.status == 200:
+                    self.tokens = tokens_of(json.loads(said))
+        except asyncio.TimeoutError:
+            raise BenchError(f"{self.target.root}: no completion within {self.target.deadline_s:.0f} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise BenchError(f"{self.target.root}: no completion: {error or type(error).__name__}") from None
+        if answer.status in (401, 403):
+            raise BenchError(f"{self.target.root}: it wants an API key: --api-key-file FILE")
+        if answer.status != 200:
+            raise BenchError(f"{self.target.root}: no completion: HTTP {answer.status}: {_words(said)}")
+        return self.tokens
 
     async def complete(self, ids: Sequence[int], output_tokens: int, salt: str | None = None) -> Answer:
         """One streamed completion of exactly so many tokens. What goes wrong is told in the answer's `error`."""
@@ -153,9 +177,13 @@ class Client:
         return list(answers), time.perf_counter() - started_s
 
     def prompts(self, count: int, tokens: int) -> list[list[int]]:
-        """So many new prompts of so many tokens; no two runs have the same, so that no prefix was ever there before."""
+        """So many new prompts of so many tokens at random; no two runs have the same, so no prefix was ever there before."""
         rng = random.SystemRandom()
-        return [prompt_ids(tokens, self.vocabulary, rng) for _ in range(count)]
+        return [prompt_ids(tokens, self.tokens.known, rng) for _ in range(count)]
+
+    def text_prompts(self, count: int, tokens: int) -> list[list[int]]:
+        """So many pieces of the text, the same in every run: what speculative decoding yields depends on what is written."""
+        return [text_ids(tokens, self.tokens.text, number) for number in range(count)]
 
     async def snapshot(self) -> Snapshot | None:
         """/metrics at this moment; None when it can't be read."""

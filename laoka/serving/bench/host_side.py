@@ -74,20 +74,26 @@ class HostSide:
         return self.sh(f"curl -sf -m 10 http://127.0.0.1:{int(port)}/metrics", 30).stdout
 
     @contextmanager
-    def variant(self, changes: Mapping[str, Any], start_deadline_s: float, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-        """The unit restarted with changed flags (None takes a flag away), as they were afterwards; gives the flags in force.
+    def changes(self, start_deadline_s: float, say: Callable[[str], None]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        """Gives a function that restarts the unit with changed flags (None takes one away); at the end it is as it was before.
 
         Errors: HostError when it does not start with them; then, too, the flags are back as they were.
         """
-        before = parse_flags(self.must(f"cat {CONFIG}", NO_CONFIG, 30))
-        wanted = changed(before, changes)
+        before = in_force = parse_flags(self.must(f"cat {CONFIG}", NO_CONFIG, 30))
+
+        def change(flags: Mapping[str, Any]) -> None:
+            nonlocal in_force
+            wanted = changed(before, flags)
+            if wanted == in_force:
+                return
+            say(f"{self.name}: {UNIT} restarts with {told(flags)}")
+            in_force = wanted
+            self.must(apply_script(wanted), f"{UNIT} did not start with {told(flags)}", start_deadline_s)
+
         try:
-            if wanted != before:
-                say(f"{self.name}: {UNIT} restarts with {told(changes)}")
-                self.must(apply_script(wanted), f"{UNIT} did not start with {told(changes)}", start_deadline_s)
-            yield wanted
+            yield change
         finally:
-            if wanted != before:
+            if in_force != before:
                 say(f"{self.name}: {UNIT} restarts as it was")
                 self.must(restore_script(), f"{UNIT} did not start as it was: systemctl status {UNIT}", start_deadline_s)
 

@@ -9,12 +9,31 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 PrefixCache = Literal["defeated", "measured"]
 VERSION = 1
+TEXT = """\
+An old accelerator is a fine teacher. Somebody bought four of them from a closed data centre, with dust in the fins and no fans,
+and now they sit on a desk beside a board that was made for one graphics card. First the firmware has to give each of them room
+for its memory window; if it does not, the driver prints one line and the card stays dark. Then come the cables: these cards take
+the plug of a processor, not that of a gaming card, and the wrong one fits if it is pushed hard enough. After that the work is
+mostly waiting: for packages, for a model of twenty gigabytes, for kernels to be compiled.
+
+def mean(values: list[float]) -> float:
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+Question: why does the second request come back faster than the first? Answer: its beginning was read before. The server keeps
+what it computed for a prefix, and a prompt that starts with the same words need not be read again. Move what never changes to the
+front, what changes to the end, and the cache does the rest. 1, 2, 3, 5, 8, 13, 21, 34, 55: each number is the sum of the two
+before it. 旧显卡也能工作，只要供电、散热和插槽都没有问题；不要相信名字，要看编号。
+"""
+"""What the decode test continues, in pieces: prose, code, a list, some Chinese. Random tokens would say nothing of drafted ones."""
 
 
 class RecipeError(ValueError):
@@ -86,7 +105,12 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[st
     return tuple(f"{name}: {first.get(name)} and {second.get(name)}" for name in names if first.get(name) != second.get(name))
 
 
-def prompt_ids(count: int, vocabulary: int, rng: random.Random) -> list[int]:
-    """Token ids of one prompt: `count` of them, at random out of the middle of a vocabulary (special tokens stand at its ends)."""
-    low, high = vocabulary // 8, max(vocabulary // 8 + 1, vocabulary * 7 // 8)
-    return [rng.randrange(low, high) for _ in range(count)]
+def prompt_ids(count: int, known: Sequence[int], rng: random.Random) -> list[int]:
+    """Token ids of one prompt: `count` of those that are known, at random."""
+    return [known[rng.randrange(len(known))] for _ in range(count)]
+
+
+def text_ids(count: int, text: Sequence[int], number: int) -> list[int]:
+    """Token ids of a piece of the text, in its order; `number` says which piece, and the text begins again at its end."""
+    start = number * count
+    return [text[(start + place) % len(text)] for place in range(count)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from laoka.serving import completion
 from laoka.serving.bench.client import BenchError, Client
 from laoka.serving.bench.engine_metrics import Snapshot, Span, between, span_table
 from laoka.serving.bench.figures import Answer, Goodput, decode_figures, figures, prefill_figures, spread
@@ -15,6 +16,7 @@ from laoka.serving.bench.recipe import Recipe
 from laoka.stack.message import Message, message
 
 FORMAT = 1
+CANARY_TOKENS = completion.MAX_TOKENS
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ async def measure(
     client: Client, recipe: Recipe, max_model_len: int | None, goodput: Goodput | None, say: Callable[[str], None]
 ) -> list[Cell]:
     """All cells at the limit that the server has now. Errors: BenchError, when a cell has no answer or not the tokens asked for."""
-    await client.find_vocabulary()
+    await client.learn_tokens()
     if recipe.warmup_requests:
         say(f"warm-up: {recipe.warmup_requests} requests for each of {max(recipe.concurrency)} streams, not counted")
         count = recipe.warmup_requests * max(recipe.concurrency)
@@ -90,7 +92,7 @@ async def _decode(client: Client, recipe: Recipe, limit: int | None, say: Callab
     for number in range(recipe.repeats):
         say(f"{label}: repeat {number + 1} of {recipe.repeats}")
         answers, duration_s = await client.batch(
-            client.prompts(recipe.decode_requests, recipe.decode_prompt_tokens), recipe.decode_tokens, 1
+            client.text_prompts(recipe.decode_requests, recipe.decode_prompt_tokens), recipe.decode_tokens, 1
         )
         check(answers, recipe.decode_prompt_tokens, recipe.decode_tokens, label)
         rows.append(decode_figures(answers, duration_s))
@@ -148,9 +150,11 @@ def banners_of(recipe: Recipe, cells: Sequence[Cell]) -> list[Message]:
             found.append(message("bench.cached", cell=cell.label, count=f"{hits:.0f}"))
         if cell.span.preemptions:
             found.append(message("bench.preempted", cell=cell.label, count=f"{cell.span.preemptions:.0f}"))
-        asked = sum(row["num_prompts"] for row in cell.repeats)
-        if cell.span.requests is not None and cell.span.requests > asked:
-            found.append(message("bench.shared", cell=cell.label, count=f"{cell.span.requests - asked:.0f}"))
+        others = (cell.span.requests or 0) - sum(row["num_prompts"] for row in cell.repeats)
+        their_tokens = (cell.span.generation_tokens or 0) - sum(row["total_output_tokens"] for row in cell.repeats)
+        # The watchdog and the gateway ask a short question now and then: that is no load.
+        if others > 0 and their_tokens > others * CANARY_TOKENS:
+            found.append(message("bench.shared", cell=cell.label, count=f"{others:.0f}"))
     return found
 
 

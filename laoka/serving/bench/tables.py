@@ -97,5 +97,12 @@ def picture(result: Mapping[str, Any]) -> str:
             found = cell["spread"]
             point = (found["mean_e2el_ms"]["mean"], found["output_throughput"]["mean"])
             series.setdefault(str(cell["max_model_len"] or "as served"), []).append(point)
-    simulated = " (SIMULATED: tiny random model on a CPU)" if result["provenance"].get("simulated") else ""
-    return as_svg(series, f"laoka bench {result['date'][:10]}{simulated}", "E2EL, mean, ms", "output tok/s")
+    return as_svg(series, title(f"laoka bench {result['date'][:10]}", result["provenance"]), *AXES)
+
+
+AXES = ("E2EL, mean, ms", "output tok/s")
+
+
+def title(words: str, provenance: Mapping[str, Any]) -> str:
+    """A picture's title, which says when it is of the sandbox."""
+    return words + (" (SIMULATED: tiny random model on a CPU)" if provenance.get("simulated") else "")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from laoka.serving.bench.client import BenchError, Client, Target
-from laoka.serving.bench.recipe import Recipe
+from laoka.serving.bench.client import LOW_IDS, BenchError, Client, Target
+from laoka.serving.bench.recipe import TEXT, Recipe
 from laoka.serving.bench.run import measure, result_of
 from laoka.serving.bench.tables import as_csv, picture
 
@@ -24,6 +24,7 @@ class Server:
 
     def __init__(self, *, tokens_per_chunk: int = 1, gap_s: float = 0.0, first_s: float = 0.0, cut: int | None = None) -> None:
         self.tokens_per_chunk, self.gap_s, self.first_s, self.cut = tokens_per_chunk, gap_s, first_s, cut
+        self.tells_ids = True
         self.bodies: list[dict[str, Any]] = []
         self.busy = self.most_busy = 0
 
@@ -31,8 +32,10 @@ class Server:
         body = await request.json()
         if request.headers.get("Authorization") != "Bearer a-key":
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
-        if max(body["prompt"]) >= VOCABULARY:
-            return web.json_response({"error": {"message": "Token id is out of vocabulary"}}, status=400)
+        if body.get("return_token_ids"):
+            ids = [0, *(token % VOCABULARY for token in body["prompt"].encode())] if self.tells_ids else None
+            return web.json_response({"choices": [{"text": "x", "prompt_token_ids": ids}]})
+        assert max(body["prompt"]) < VOCABULARY, "a wrong id would be an error in the server's log"
         self.bodies.append(body)
         self.busy += 1
         self.most_busy = max(self.busy, self.most_busy)
@@ -85,7 +88,7 @@ def test_a_request_is_exact_and_no_prefix_can_be_cached() -> None:
     server = Server()
 
     async def work(client: Client) -> None:
-        assert await client.find_vocabulary() == 300
+        assert len((await client.learn_tokens()).known) > 50
         for prompt in client.prompts(2, 40):
             answer = await client.complete(prompt, 5)
             assert (answer.error, answer.prompt_tokens, answer.output_tokens, answer.cached_tokens) == ("", 40, 5, 0)
@@ -96,6 +99,22 @@ def test_a_request_is_exact_and_no_prefix_can_be_cached() -> None:
     assert first["ignore_eos"] and first["stream_options"] == {"include_usage": True} and first["max_tokens"] == 5
     assert first["cache_salt"] != second["cache_salt"] and first["prompt"] != second["prompt"] and len(first["prompt"]) == 40
     assert all(isinstance(token, int) for token in first["prompt"])
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_prompts_are_made_of_ids_that_the_server_knows(tells: bool) -> None:
+    server = Server()
+    server.tells_ids = tells
+
+    async def work(client: Client) -> Any:
+        return await client.learn_tokens(), client.prompts(1, 400)[0], client.text_prompts(2, 32)
+
+    tokens, prompt, texts = with_client(server, work)
+    assert set(prompt) <= set(tokens.known) and len(prompt) == 400 and [len(piece) for piece in texts] == [32, 32]
+    if tells:
+        assert bytes(texts[0]).decode() == TEXT[:32] and bytes(texts[1]).decode() == TEXT[32:64]
+    else:
+        assert tokens.known == LOW_IDS
 
 
 def test_chunks_are_timed_and_tokens_are_the_server_s_count() -> None:

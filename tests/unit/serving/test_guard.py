@@ -51,6 +51,9 @@ class Engine:
                         200, json.dumps({"choices": [{"message": {"content": "5"}}], "usage": {"completion_tokens": 1}}).encode()
                     )
                     return
+                if self.path == "/tokenize":
+                    self.whole(200, json.dumps({"tokens": list(json.dumps(body["messages"]).encode())}).encode())
+                    return
                 engine.asked.append((body, dict(self.headers)))
                 getattr(self, engine.mode)(body)
 
@@ -394,3 +397,23 @@ def test_only_the_usage_event_is_hidden() -> None:
 def test_settings_that_are_none(text: str) -> None:
     with pytest.raises(ValueError):
         parse_settings(text)
+
+
+def test_hashes_of_prompts_are_noted_when_the_settings_say_so_and_only_then(tmp_path: Path, engine: Engine) -> None:
+    noted = tmp_path / "prefixes.jsonl"
+    guarded = Guarded(tmp_path, engine, prefix_log=str(noted))
+    try:
+        for _ in range(2):
+            assert guarded.post({"messages": HELLO})[0] == 200
+        until(lambda: noted.exists() and len(noted.read_text().splitlines()) == 2, 5, "two prompts were noted")
+        first, second = (json.loads(line) for line in noted.read_text().splitlines())
+        assert first["prefix"] == second["prefix"] and first["tokens"] == len(json.dumps(HELLO)) and PROMPT not in noted.read_text()
+        guarded.file.write_text(json.dumps({**guarded.values, "prefix_log": ""}))
+        guarded.child.send_signal(signal.SIGHUP)
+        until(lambda: "read again" in guarded.log.read_text(), 5, "the settings were read again")
+        assert guarded.post({"messages": HELLO})[0] == 200
+        guarded.lines(3)
+        assert len(noted.read_text().splitlines()) == 2
+    finally:
+        guarded.child.kill()
+        guarded.child.wait()
