@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import io
 import json
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -33,7 +36,9 @@ JOURNAL_DEADLINE_S = 90
 PROBE_MARK = b"@laoka-probe "
 # The model server, its guard and the kernel in one order of time.
 JOURNAL = (
-    "journalctl --no-pager -q -o short-iso -n {lines} SYSLOG_IDENTIFIER=qwen-serve + SYSLOG_IDENTIFIER=kernel + _TRANSPORT=kernel"
+    "ids=$(systemctl list-units --all --plain --no-legend 'qwen-serve@*.service' "
+    "| sed 's/[.]service.*//; s/^/SYSLOG_IDENTIFIER=/')\n"
+    "journalctl --no-pager -q -o short-iso -n {lines} SYSLOG_IDENTIFIER=qwen-serve $ids + _TRANSPORT=kernel"
 )
 PROGRESS_S = 2.0
 
@@ -53,13 +58,23 @@ def read_log(name: str, lang: Language) -> tuple[Scan | None, HostReport | None]
     try:
         with sys.stdin.buffer if name == "-" else Path(name).open("rb") as stream:
             head = stream.read(4096)
-            if is_bundle(head) or PROBE_MARK in head:
+            if PROBE_MARK in head or (is_bundle(head) and name != "-" and is_capture(name)):
                 return None, collect.from_file(name)
+            if is_bundle(head) and name != "-":
+                with gzip.open(name, "rb") as unpacked:
+                    return scan(unpacked, name, _progress(name, lang)), None
             return scan(_Joined(head, stream), name, _progress(name, lang)), None
     except CouldNotCollect as error:
         raise click.ClickException(str(error)) from None
-    except OSError as error:
-        raise click.ClickException(f"{name}: {error.strerror or error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise click.ClickException(f"{name}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def is_capture(name: str) -> bool:
+    """Whether a packed file is a capture, and not a log that logrotate packed."""
+    with gzip.open(name, "rb") as stream, contextlib.suppress(OSError, EOFError, zlib.error):
+        return stream.read(262)[257:262] == b"ustar"  # where a tar archive has its mark
+    return False
 
 
 class _Joined:

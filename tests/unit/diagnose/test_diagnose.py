@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import textwrap
@@ -145,6 +146,68 @@ MANGLED: dict[str, Callable[[str], str]] = {
     TWICE: lambda line: "\n".join(f"vllm-1  | {line[at : at + 47]}" for at in range(0, len(line), 47)),
     "Windows line ends": lambda line: line + "\r",
 }
+
+
+# The 46 that were collected from public reports, by their number there: the fragment alone, as it was reported.
+FRAGMENTS = {
+    1: ("Quantization scheme is not supported for ', 'the current GPU. Min capability: 75", "ct-scheme-min-75"),
+    2: ("is not supported for the current GPU. Minimum capability:", "quant-min-capability"),
+    3: ("no kernel image is available for execution on the device", "no-kernel-image"),
+    4: ("Bfloat16 is only supported on GPUs with compute capability of at least 8.0", "bf16-needs-80"),
+    5: ("FA2 is only supported on devices with compute capability >= 8", "fa2-needs-80"),
+    6: ("Cannot use FlashAttention-2 backend for Volta and Turing GPUs.", "fa2-info"),
+    7: ('File "vllm/attention/fa.py", line 9, in is_fa_version_supported\n    assert ok\nAssertionError', "fa-version-assert"),
+    8: ("type fp8e4nv not supported in this architecture", "fp8e4nv-triton"),
+    9: ("out of resource: shared memory, Required: 102400, Hardware limit: 98304", "shared-memory-96k"),
+    10: ("Shared memory exceeds 96KB: 99840 bytes", "shared-memory-exceeds"),
+    11: ("torch.OutOfMemoryError: CUDA out of memory.", "oom"),
+    12: ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "oom"),
+    13: ('in _qpn_prepack\n    out = pack(weight)\ntorch.OutOfMemoryError: CUDA out of memory.', "qpn-prepack-oom"),
+    14: ("No available memory for the cache blocks", "no-kv-blocks"),
+    15: ("To serve at least one request with the models's max seq len", "max-len-too-long"),
+    16: ("Free memory on device (3.1/31.74 GiB) on startup is less than desired GPU memory utilization", "free-memory-less"),
+    17: ("max_num_seqs (256) exceeds available Mamba cache blocks", "mamba-blocks"),
+    18: ("In Mamba cache align mode, block_size (", "align-block"),
+    19: ("max_num_scheduled_tokens is set to", "scheduled-tokens"),
+    20: ("No module named 'flash_attn_v100_cuda'", "flash-v100-import"),
+    21: ('no suitable user-defined conversion from "__nv_bfloat16" to "__half"', "tilelang-bf16"),
+    22: ("FlashQLA JIT: missing flash_qla_sm70_gdn_strided.so, nvcc not found", "flashqla-jit"),
+    23: ("No CUDA or HIP or MPS", "tilelang-target"),
+    24: ("unsupported GNU version! gcc versions later than", "gcc-too-new"),
+    25: ("Failed to find C compiler", "no-c-compiler"),
+    26: ("Python.h: No such file or directory", "no-python-h"),
+    27: ("Missing cached draft probabilities for request", "mtp-draft-probs"),
+    28: ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): 0/3", "graphs-stuck"),
+    29: ("custom_all_reduce.cuh:455 failed", "custom-all-reduce"),
+    30: ("python3[1]: segfault at 8 ip 00007f in libcuda.so.580.173.02", "libcuda-segfault"),
+    31: ("Custom allreduce is disabled because your platform lacks GPU P2P capability", "no-p2p-info"),
+    32: ("NCCL INFO comm 0x1 rank 0 nranks 2 - Init START", "nccl-init-hang"),
+    33: ("The NVIDIA driver on your system is too old (found version 12080)", "driver-too-old"),
+    34: ("Error 802: system not yet initialized", "error-802"),
+    35: ("Error 804: forward compatibility was attempted on non supported HW", "error-804"),
+    36: ("version 'GLIBC_2.38' not found", "glibc-2.38"),
+    37: ("undefined symbol: _ZN3c10 in flash_attn_v100_cuda.cpython-312-x86_64-linux-gnu.so", "undefined-symbol"),
+    38: ("output !!!!!!", "exclamation-marks"),
+    39: ("no module named candidate_selector", "candidate-selector"),
+    40: ("mat1 and mat2 shapes cannot be multiplied", "drafter-lm-head"),
+    41: ("method='dflash' is implemented only by Model Runner V2", "runner-v2"),
+    42: ("model type `qwen3_5` but Transformers does not recognize this architecture", "qwen3-5-unknown"),
+    43: ("module 'triton.language' has no attribute 'exp'", "triton-exp"),
+    44: ("an illegal memory access was encountered", "illegal-access"),
+    45: ("error: externally-managed-environment", "externally-managed"),
+    46: ("libcudart.so.12: cannot open shared object file", "libcudart-12"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", FRAGMENTS)
+def test_each_reported_fragment_is_named(number: int) -> None:
+    fragment, row_id = FRAGMENTS[number]
+    prefixed = "\n".join(errors(line) for line in fragment.split("\n"))
+    for log in (f"{fragment}\n", f"{START}{prefixed}\n"):
+        found = diagnosed(log)
+        named = [*([found.root.id] if found.root else []), *(item.id for item in found.also)]
+        assert row_id in named and (ROWS[row_id].benign or named[0] == row_id)
+    assert len(FRAGMENTS) == 46
 
 
 def test_every_row_has_a_line_here() -> None:
@@ -310,6 +373,14 @@ def test_the_interface_for_scripts(tmp_path: Path) -> None:
     assert [item["id"] for item in document["also"]] == ["engine-core-died"]
     assert document["first_error_line"]["line_number"] == 101
     assert [step["step"] for step in document["steps"]] == ["symptom", "input", "environment", "parameters", "tool"]
+
+
+def test_a_rotated_log_is_unpacked_as_it_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log.1.gz"
+    log.write_bytes(gzip.compress((START + errors(LINES["oom"])).encode()))
+    assert json.loads(run(str(log), "--json")[1])["root_cause"]["line_number"] == 101
+    log.write_bytes(gzip.compress(START.encode() * 50)[:-40])
+    assert run(str(log))[0] == 2
 
 
 def test_exit_statuses_and_both_languages(tmp_path: Path) -> None:
