@@ -407,3 +407,31 @@ def test_a_captured_host_and_a_log_together(tmp_path: Path) -> None:
     document = json.loads(run(str(log), str(capture), "--json")[1])
     assert document["root_cause"]["id"] == "no-kv-blocks"
     assert not any("was not looked at" in words for step in document["steps"] for words in step["ruled_out"])
+
+
+# What a real machine's own words are called, by the captures' names (the root is the agent's, where it judges the same capture).
+CAPTURES = {
+    "dmesg_580_legacy_p100_tesla.txt": "driver-ignores-card",
+    "dmesg_aer_fatal_then_xid79_bdw_ep.txt": "xid-79",
+    "dmesg_all_bars_0m.txt": "bar1-0m",
+    "dmesg_bar1_0m_legacy_format.txt": "bar1-0m",
+    "dmesg_fallen_off_2012_format.txt": "fell-off-bus",
+    "dmesg_fallen_off_multiline_no_xid.txt": "fell-off-bus",
+    "dmesg_m40_z77_bridge_window_no_space.txt": "bar-no-space",
+    "dmesg_m40_z77_working_32g.txt": None,
+    "dmesg_pcie_bandwidth_limited.txt": None,
+    "dmesg_xid109_ctxsw.txt": "xid-109",
+    "dmesg_xid31_oldest_format.txt": "xid-31",
+    "dmesg_xid74_nvlink_fatal.txt": "xid-74",
+    "dmesg_xid79_fallen_off_pid_unknown.txt": "xid-79",
+    "dmesg_xid94_95_source_format.txt": "xid-94",
+    "dkms_build_fail_470_kernel_6_14.txt": "dkms-failed",
+    "smi_api_mismatch_ubuntu_unattended.txt": "driver-mismatch",
+    "smi_unable_handle_variants.txt": "gpu-lost",
+}
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_real_machines_words(name: str) -> None:
+    found = diagnosed((DATA / "captures" / name).read_bytes())
+    assert (found.root.id if found.root else None) == CAPTURES[name]
