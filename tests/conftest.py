@@ -16,7 +16,6 @@ from laoka.sandbox import faults, hosts
 from laoka.sandbox.lab import HostFolder, Lab, open_lab
 from tests.hosts import FULL, INVENTORY, ROOT, Deployed, healthy, picture, pyinfra, until
 
-
 # A busy machine is slow at times, and no test is about that: hypothesis looks for wrong answers, not for late ones.
 settings.register_profile("laoka", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("laoka")
