@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from laoka.agent import engine, nvml, pci
+from laoka.agent import engine, nvml, pci, unit
 from laoka.agent.config import DEFAULT_PATH, Config, ConfigError, load_config
 from laoka.agent.ladder import Step
 from laoka.files import write_atomic
@@ -221,11 +221,17 @@ def apply_caps(config: Config) -> str:
     return f"{config.power_unit} applied"
 
 
+def coming_up(config: Config) -> bool:
+    """Whether systemd is starting the unit already."""
+    return unit.read_unit(config.unit).active == "activating"
+
+
 def start_engine(config: Config, *, restart: bool = False) -> str:
     """Start the unit and ask for a completion. Errors: StepError."""
     if not config.unit:
         return "no engine is watched"
-    run(["systemctl", "reset-failed", config.unit], deadline_s=UNIT_DEADLINE_S)
+    if not coming_up(config):
+        run(["systemctl", "reset-failed", config.unit], deadline_s=UNIT_DEADLINE_S)
     verb = "restart" if restart else "start"
     stop_s = STOP_DEADLINE_S if restart else 0.0
     _must(run(["systemctl", verb, config.unit], deadline_s=stop_s + config.engine_start_deadline_s + 60))
@@ -296,7 +302,8 @@ def perform(task: Task, config: Config) -> Result:
         if task.step == "apply_caps":
             return Result("recovered", apply_caps(config))
         if task.step == "restart_engine":
-            return Result("recovered", start_engine(config, restart=True))
+            # systemd may have noticed at the same moment: to restart what it is starting would only begin anew.
+            return Result("recovered", start_engine(config, restart=not coming_up(config)))
         if task.step == "reboot":
             _must(run(["systemctl", "reboot"], deadline_s=30))
             return Result("done", "the reboot is under way")

@@ -129,6 +129,10 @@ class Case:
     engine_ok: bool = False
     engine_stopped: bool = False
     """The unit is down because somebody stopped it, or because too few cards are left."""
+    engine_starting: bool = False
+    """The unit is on its way up: it has a start deadline of its own, and another restart would only begin anew."""
+    engine_looked_at: bool = True
+    """Its sensors have looked since the watchdog started: what an earlier run saw may be long over."""
     checking: bool = False
     """A step has just said that all is back, and not every sensor has looked again since."""
     drill: bool = False
@@ -216,6 +220,10 @@ def decide(case: Case, rules: Rules, attempts: Sequence[Attempt], now_run_s: flo
         return Decision("gave_up", reason="fenced", rungs=rungs)
     if steps[0] == "restart_engine" and case.engine_stopped:
         return Decision("nothing", reason="stopped", rungs=rungs)
+    if steps[0] == "restart_engine" and case.engine_starting and not case.drill:
+        return Decision("wait", reason="starting", rungs=rungs)
+    if steps[0] == "restart_engine" and not case.engine_looked_at and not case.drill:
+        return Decision("wait", reason="standing", rungs=rungs)
     wait_s = ENGINE_ACT_AFTER_S if steps[0] == "restart_engine" else rules.act_after_s
     following = next((rung.step for rung in rungs if not rung.hindrance), None)
     if following is None:

@@ -93,6 +93,8 @@ def case_of(
         engine_ok=bool(completion and completion.verdict == "ok"),
         checking=healed_s is not None and healed_s < config.nvml_interval_s + config.nvml_deadline_s + CHECK_S,
         engine_stopped=stopped or bool(fences and too_few),
+        engine_starting=unit_facts.get("active") == "activating",
+        engine_looked_at=(not config.unit or unit is not None) and (not config.completion_url or completion is not None),
         drill=incident.drill,
     )
 

@@ -39,7 +39,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log.write_text("")
     script = (
         f'#!/bin/sh\necho "$(basename $0) $*" >> {log}\n[ ! -e {tmp_path}/fail-$(basename $0) ] || exit 1\n'
-        'case "$*" in *LoadState*) echo LoadState=loaded;; esac\n'
+        f'case "$*" in *LoadState*) echo LoadState=loaded; cat {tmp_path}/active 2>/dev/null;; esac\n'
     )
     for name in ("systemctl", "nvidia-smi", "modprobe", "cuda-test"):
         (folder / name).write_text(script)
@@ -133,6 +133,15 @@ def test_a_fence_serves_on_with_the_rest_where_enough_are_left(kernel: Kernel, c
     done = perform(Task("fence", (BDF,)), config(tmp_path, tensor_parallel=2))
     assert (done.outcome, done.detail) == ("fenced", "1 card(s) left, the model needs 2: not served")
     assert not (tmp_path / "state/fence.env").exists() and calls.read_text() == ""
+
+
+@pytest.mark.parametrize(("active", "verb"), [("active", "restart"), ("failed", "restart"), ("activating", "start")])
+def test_an_engine_that_systemd_is_starting_is_waited_for(calls: Path, tmp_path: Path, active: str, verb: str) -> None:
+    (tmp_path / "active").write_text(f"ActiveState={active}\n")
+    assert perform(Task("restart_engine", ()), config(tmp_path)).outcome == "recovered"
+    done = [line for line in calls.read_text().splitlines() if " show " not in line]
+    reset = [] if active == "activating" else ["systemctl reset-failed qwen-serve.service"]
+    assert done == [*reset, f"systemctl {verb} qwen-serve.service"]
 
 
 def test_reboot_and_power_cut_are_the_given_commands(kernel: Kernel, calls: Path, tmp_path: Path) -> None:

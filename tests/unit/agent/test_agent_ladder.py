@@ -66,6 +66,20 @@ def test_the_engine_is_restarted_twice_then_a_person_is_called() -> None:
     assert decide(replace(case, engine_stopped=True), Rules(), (), 0.0).reason == "stopped"
 
 
+@pytest.mark.parametrize("incident_class", ["engine_dead", "engine_stuck", "engine_garbage"])
+def test_an_engine_that_systemd_is_starting_is_not_restarted_on_its_way_up(incident_class: str) -> None:
+    case = Case("i1", incident_class, engine_starting=True)
+    decision = decide(case, Rules("engine-only"), (), 0.0)
+    assert (decision.mode, decision.reason) == ("wait", "starting")
+    assert decide(replace(case, engine_starting=False), Rules("engine-only"), (), 0.0).step == "restart_engine"
+
+
+def test_an_engine_is_not_restarted_for_what_an_earlier_run_of_the_watchdog_saw() -> None:
+    case = Case("i1", "engine_dead", engine_looked_at=False)
+    assert decide(case, Rules("engine-only"), (), 0.0).mode == "wait"
+    assert decide(replace(case, engine_looked_at=True), Rules("engine-only"), (), 0.0).step == "restart_engine"
+
+
 def test_an_engine_that_was_stopped_for_nothing_is_started_again() -> None:
     case = Case("i1", "driver_mismatch", (CardState(BDF, True, True),))
     steps, end = walk(case, replace(FULL, reboot=False))
