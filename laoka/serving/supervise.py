@@ -36,6 +36,8 @@ from laoka.serving.record import Record, path_of, read_record, write_record
 TAIL_LINES = 400
 POLL_S = 0.2
 PET_S = 5.0
+STARTING_STOP_S = 5.0
+"""How long an engine that was not ready yet may take to stop."""
 NOT_FOR_THE_ENGINE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CREDENTIALS_DIRECTORY")
 
 
@@ -152,6 +154,11 @@ class Engine:
         if self._process.poll() is None:
             self._process.terminate()
 
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process.poll() is None:
+            self._process.kill()
+
 
 # ---- the run ------------------------------------------------------------------------------------------------------------
 
@@ -260,11 +267,18 @@ class Supervisor:
         return Failure("engine_frozen", beat.words(), "it is restarted; if it comes again: laoka watchdog status, journalctl -k")
 
     def _end(self, engine: Engine) -> int:
-        """Asked to stop: the engine finishes what it has in hand; systemd's TimeoutStopSec is the limit."""
-        self._notifier.send("STOPPING=1", "STATUS=stopping: requests in flight are finished")
+        """Asked to stop: the engine finishes what it has in hand; systemd's TimeoutStopSec is the limit.
+
+        One that was not ready has nothing in hand, and vLLM heeds no SIGTERM while it loads.
+        """
+        started = self._record.state == "ready"
+        self._notifier.send("STOPPING=1", "STATUS=stopping: requests in flight are finished" if started else "STATUS=stopping")
         self._note(replace(self._record, state="stopping", since_unix_s=time.time()))
         engine.terminate()
+        kill_s = time.monotonic() + STARTING_STOP_S
         while engine.status() is None:
+            if not started and time.monotonic() >= kill_s:
+                engine.kill()
             self._pet()
             time.sleep(POLL_S)
         engine.tail()

@@ -101,6 +101,14 @@ def test_ready_only_when_a_completion_came_back_and_stopped_when_asked(unit: Uni
     assert "STOPPING=1" in unit.told() and unit.record().state == "stopping"
 
 
+def test_an_engine_that_still_loads_is_stopped_although_it_heeds_no_sigterm(unit: Unit) -> None:
+    deaf = ("sh", "-c", "trap '' TERM; while :; do sleep 0.2; done")
+    child = unit.start(command=deaf, deadline_s=100)
+    until(lambda: "STATUS=starting" in unit.told(), 20, "it waits for the engine")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == 0 and unit.record().state == "stopping"
+
+
 def test_the_engine_gets_the_key_but_not_systemds_own_things(unit: Unit, tmp_path: Path) -> None:
     (tmp_path / "api-key").write_text("sesame\n")
     child = unit.start(env={"CREDENTIALS_DIRECTORY": str(tmp_path), "WATCHDOG_USEC": "60000000"})
