@@ -9,7 +9,7 @@ from typing import Any
 
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
-from laoka.serving.record import Record
+from laoka.serving.record import Record, path_of
 from tests.hosts import until
 
 UNIT = "qwen-serve"
@@ -69,7 +69,7 @@ def running_requests(host: HostFolder) -> float:
 
 def record(host: HostFolder, unit: str = UNIT) -> Record:
     """The readiness record on the host, read as any reader would."""
-    text = hosts.execute(host, "cat /run/qwen-serve/state.json", check=True).stdout
+    text = hosts.execute(host, f"cat {path_of(unit)}", check=True).stdout
     return Record(**json.loads(text))
 
 
@@ -86,23 +86,28 @@ def engine_processes(host: HostFolder) -> set[int]:
     return {int(line.split()[0]) for line in lines if line.split()[1].startswith(("vllm", "VLLM::"))}
 
 
-def until_failed(host: HostFolder, deadline_s: float) -> Record:
-    """Wait until the unit has noted a failure, and return what it noted."""
+def until_failed(host: HostFolder, deadline_s: float, since_unix_s: float = 0) -> Record:
+    """Wait until the unit has noted a failure after a time, and return what it noted.
 
-    def failed() -> Record | None:
-        found = record(host)
-        return found if found.state == "failed" else None
+    The host itself looks: systemd may start the unit again, and the note be gone, before somebody outside has looked twice.
+    """
+    script = (
+        "import json, sys, time\nend = time.time() + float(sys.argv[1])\nwhile time.time() < end:\n"
+        "    found = json.load(open('/run/qwen-serve/state.json'))\n"
+        "    if found['state'] == 'failed' and found['since_unix_s'] > float(sys.argv[2]):\n"
+        "        print(json.dumps(found)); break\n    time.sleep(0.05)\n"
+    )
+    done = hosts.execute(host, f"python3 - {deadline_s} {since_unix_s}", stdin=script, deadline_s=deadline_s + 30)
+    assert done.stdout, f"after {deadline_s} s the unit notes no failure: {record(host)} {done.stderr}"
+    return Record(**json.loads(done.stdout))
 
-    found: Record = until(failed, deadline_s, "the unit notes a failure")
-    return found
 
-
-def until_ready(host: HostFolder, since_unix_s: float) -> Record:
+def until_ready(host: HostFolder, since_unix_s: float, unit: str = UNIT) -> Record:
     """Wait until the unit is ready again after a time."""
 
     def ready() -> Record | None:
-        found = record(host)
+        found = record(host, unit)
         return found if found.state == "ready" and found.since_unix_s > since_unix_s else None
 
-    found: Record = until(ready, START_DEADLINE_S, "qwen-serve is ready again")
+    found: Record = until(ready, START_DEADLINE_S, f"{unit} is ready again")
     return found
