@@ -35,7 +35,7 @@ from laoka.catalog.messages import text
 from laoka.files import write_atomic
 from laoka.notify import Notifier
 
-STATE_EVERY_S = 2.0
+STATE_EVERY_S = 4.0
 METRICS_FILE_EVERY_S = 15.0
 URLS_AGAIN_S = 30.0
 BATCH = 200

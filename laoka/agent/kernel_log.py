@@ -25,6 +25,8 @@ from laoka.host.kernel_log import (
 # A flooded log brings thousands of records a second, most of them corrected AER errors: a few searches tell which can matter.
 MARKS = (b"NVRM", b"PCIe Bus Error")
 FLOOD = b"severity=Correct"
+DRILL_MARK = b"laoka drill:"
+"""Begins a record of user space that rehearses what the kernel log never tells (see laoka.agent.drill)."""
 STITCHED_RECORDS = 6
 FACILITY_KERNEL = 0
 
@@ -141,14 +143,16 @@ def signal_of(event: KernelEvent, record: KmsgRecord, boot_id: str) -> Signal:
 
 def interesting(data: bytes) -> bool:
     """The cheap look: whether a record can hold anything for us."""
-    return any(mark in data for mark in MARKS) and FLOOD not in data
+    return (any(mark in data for mark in MARKS) and FLOOD not in data) or DRILL_MARK in data
 
 
 def holds_nothing(data: bytes) -> bool:
     """The cheapest look, at many records at once: True when `interesting` would be False for each of them."""
     bus_errors = data.count(MARKS[1])
     # Not severity alone: the same words in another record must not make up for an error that matters.
-    return MARKS[0] not in data and (not bus_errors or bus_errors == data.count(MARKS[1] + b": " + FLOOD))
+    return (
+        MARKS[0] not in data and DRILL_MARK not in data and (not bus_errors or bus_errors == data.count(MARKS[1] + b": " + FLOOD))
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,15 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
+
+if __name__ == "__main__":
+    # pynvml imports find_library and calls it nowhere on Linux; what comes with it (shutil, subprocess, compressors) is a tenth or
+    # more of what this child costs, twice a minute for ever.
+    _unused = ModuleType("ctypes.util")
+    vars(_unused)["find_library"] = lambda name: None
+    sys.modules.setdefault("ctypes.util", _unused)
 
 import pynvml
 

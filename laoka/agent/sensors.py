@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from laoka.agent import act, boot, disk, engine, flood, link, nvml, pci, unit
+from laoka.agent import act, boot, disk, drill, engine, flood, link, nvml, pci, unit
 from laoka.agent.config import Config
 from laoka.agent.follow import Follower, boot_id
 from laoka.agent.kernel_log import Position, Stitcher, signal_of
@@ -225,10 +225,12 @@ class Sensors:
         for record in follower.follow(self.stopping.is_set, alive):
             if not record.from_kernel and not self.config.drill:
                 continue
+            signal = None if record.from_kernel else drill.signal_of(record.text, self.config)
             stitcher, event = stitcher.feed(record.text)
             if event is not None:
-                reading = _kernel_reading(follower)
                 signal = signal_of(event, record, follower.position.boot_id)
+            if signal is not None:
+                reading = _kernel_reading(follower)
                 self.put(Reading(reading.sensor, reading.verdict, (signal,), reading.detail, reading.facts))
                 # The card may be gone already: look now, so that one alert tells both.
                 self._look_at_pci.set()

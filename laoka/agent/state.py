@@ -19,7 +19,7 @@ from laoka.agent.signals import Reading
 SCHEMA = 2
 RECENT = 5
 STALE_AFTER_S = 15.0
-"""The file is written every two seconds: older than this, nobody is writing it any more."""
+"""The file is written every four seconds, and when something is told: older than this, nobody is writing it any more."""
 SENSORS = ("pci", "kernel_log", "nvml", "link", "unit", "completion", "engine", "disk", "flood", "boot")
 
 

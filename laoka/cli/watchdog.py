@@ -244,13 +244,13 @@ def test_alert(lang: Language, file: Path) -> int:
 
 
 @command.command(name="drill")
-@click.argument("fault", type=click.Choice(["xid79"]))
+@click.argument("fault", type=click.Choice(drill.FAULTS))
 @click.option(
     "--config", "file", type=click.Path(path_type=Path), default=DEFAULT_PATH, show_default=True, help="The watchdog's settings."
 )
 @click.pass_obj
-def drill_command(lang: Language, fault: str, file: Path) -> int:
-    """Rehearse a dropped card: a marked record in the kernel log, an incident, an alert. Nothing happens to a card.
+def drill_command(lang: Language, fault: drill.Fault, file: Path) -> int:
+    """Rehearse a dropped card, a hung NVML, heat or a dead engine: a marked record, an incident, an alert; nothing else happens.
 
     Needs drill = true in the watchdog's settings. Exit status 1 when no incident came of it or an alert is not delivered.
     """
@@ -268,10 +268,10 @@ def drill_command(lang: Language, fault: str, file: Path) -> int:
     if _drills(before):
         raise click.ClickException(text("watchdog.drill.running", lang))
     try:
-        drill.write_record(config.kernel_log, drill.xid79_text(config.gpu[0].bdf))
+        drill.write_record(config.kernel_log, drill.record_text(fault, config))
     except OSError as error:
         raise click.ClickException(f"{config.kernel_log}: {error.strerror}") from None
-    click.echo(text("watchdog.drill.written", lang, log=config.kernel_log, bdf=config.gpu[0].bdf), err=True)
+    click.echo(text("watchdog.drill.written", lang, log=config.kernel_log, bdf=config.gpu[0].bdf, fault=fault), err=True)
     end_s = time.monotonic() + DRILL_DEADLINE_S
     found: list[str] = []
     while time.monotonic() < end_s:

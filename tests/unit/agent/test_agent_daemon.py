@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from laoka.agent import incidents
+from laoka.agent import drill, incidents
 from laoka.agent.clock import Now
 from laoka.agent.config import load_config
 from laoka.agent.daemon import Daemon
@@ -192,6 +192,37 @@ def test_drill_command(host: Host, endpoint: Endpoint) -> None:
     assert endpoint.got[0]["message"].startswith("This is a drill")
     assert "already" in CliRunner().invoke(cli, words).output
     assert len(host.incidents) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "title"),
+    [
+        ("hung", "NVML hangs: the host"),
+        ("heat", f"card too hot: Tesla V100 PCIe 32GB {BDF}, slot top"),
+        ("engine", "the model server is down: the host"),
+    ],
+)
+def test_drills_of_what_the_kernel_log_does_not_tell(host: Host, endpoint: Endpoint, fault: str, title: str) -> None:
+    host.configure(drill="true")
+    host.start()
+    words = ["--lang", "en", "watchdog", "drill", fault, "--config", str(host.config)]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert done.return_value == 0, done.output
+    assert endpoint.titles == [f"[simulated card] [DRILL] box-7: {title}"]
+    assert endpoint.got[0]["message"].startswith("This is a drill")
+    (incident,) = host.incidents
+    assert incident["drill"]
+
+
+def test_such_records_count_for_nothing_where_drills_are_off(host: Host, endpoint: Endpoint) -> None:
+    host.start()
+    for fault in drill.FAULTS:
+        drill.write_record(str(host.gpu / "kmsg"), drill.record_text(fault, load_config(host.config)))
+    seen = until(
+        lambda: next(item for item in host.state["sensors"] if item["name"] == "kernel_log")["facts"].get("records", 0) >= 4
+    )
+    assert seen, host.state
+    assert (host.incidents, endpoint.got) == ([], [])
 
 
 def test_an_alert_that_falls_due_while_silence_is_looked_for_does_not_wait(host: Host) -> None:
