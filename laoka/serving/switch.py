@@ -254,8 +254,14 @@ def why_failed(unit: str, since_unix_s: float) -> str:
 
 
 def last_words(unit: str, since_unix_s: float) -> str:
-    """Why a unit failed, by its log: the last exception in it with the line that follows, in at most 300 characters."""
-    log = run(["journalctl", "-u", unit, f"--since=@{since_unix_s:.0f}", "-n", "2000", "-o", "cat", "--no-pager"], deadline_s=30)
+    """Why a unit failed, by its log: the first exception in it with the line that follows, in at most 300 characters.
+
+    Only what its last start wrote counts: an engine that is stopped with requests in hand ends with exceptions of its own.
+    """
+    shown = run(["systemctl", "show", unit, "-pInvocationID"], deadline_s=30).stdout
+    started = re.search(r"^InvocationID=([0-9a-f]+)$", shown, re.MULTILINE)
+    which = [f"_SYSTEMD_INVOCATION_ID={started[1]}"] if started else ["-u", unit]
+    log = run(["journalctl", *which, f"--since=@{since_unix_s:.0f}", "-n", "2000", "-o", "cat", "--no-pager"], deadline_s=30)
     return failure_in(log.stdout)
 
 
