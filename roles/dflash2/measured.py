@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from laoka.serving.bench.baseline import TARGET_ONLY
 from laoka.serving.speculative import Method
 
-TARGET_ONLY = "target-only"
 METHODS: dict[str, Method] = {"dflash": "dflash2", "mtp": "mtp"}
 """Methods of the engine's command line, as inventories call them."""
 

@@ -16,6 +16,7 @@ import pytest
 
 from laoka.facts.speculative import Decided
 from laoka.serving import download, speculative_host
+from laoka.serving.bench.baseline import TARGET_ONLY, Choice
 from laoka.serving.engine_pin import EnginePin
 from laoka.serving.model_names import wish_of
 from laoka.serving.model_store import fetch
@@ -173,8 +174,8 @@ def baseline(variant: str, config: object = None, **change: Any) -> str:
     """What `laoka bench run --baseline -o` writes, as far as it is read."""
     source = {"engine_version": "1.5.1", "host": "h", "simulated": False}
     content = {
-        "laoka_baseline": 1, "choice": {"variant": variant, "reason": "baseline_best", "decode_ratio": 1.5},
-        "variants": {"target-only": None, variant: config}, "results": {variant: {"provenance": source}},
+        "laoka_baseline": 1, "choice": vars(Choice(variant, "baseline_best", 1.5)),
+        "variants": {TARGET_ONLY: None, variant: config}, "results": {variant: {"provenance": source}},
     }  # fmt: skip
     return json.dumps({**content, **change})
 
@@ -187,7 +188,7 @@ MTP_FASTEST = baseline("mtp", json.dumps(MTP))
     [
         (None, "dflash2", "not done"),
         (MTP_FASTEST, "mtp", "mtp chosen by laoka bench, decode 1.50x of the target alone, on h with engine 1.5.1"),
-        (baseline("target-only"), "none", "target-only chosen by laoka bench"),
+        (baseline(TARGET_ONLY), "none", "target-only chosen by laoka bench"),
         (baseline("dflash2", json.dumps(DFLASH)), "dflash2", "dflash2 chosen"),
         (baseline("mine", {"method": "ngram"}), "dflash2", "serve_flags only"),
         (MTP_FASTEST.replace("1.5.1", "1.5.0"), "dflash2", "measured with engine 1.5.0, the host has 1.5.1"),
