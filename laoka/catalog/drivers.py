@@ -199,8 +199,11 @@ def package_sources() -> tuple[PackageSource, ...]:
     return load(FILE, "package_source", PackageSource)
 
 
-def package_source(release_id: str, branch: str) -> PackageSource | None:
-    """The preferred source of a branch for a release, or None."""
+def package_source(release_id: str, branch: str, source_id: str | None = None) -> PackageSource | None:
+    """The preferred source of a branch for a release, or the named one if it offers the branch; None when there is none."""
+    if source_id is not None:
+        named = by_id(package_sources()).get(source_id)
+        return named if named is not None and (not named.branches or branch in named.branches) else None
     return next((source for source in package_sources() if source.offers(release_id, branch)), None)
 
 

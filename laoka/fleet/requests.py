@@ -29,8 +29,8 @@ def request_of(name: str, data: Mapping[str, Any], hashes: Mapping[str, str]) ->
     Keys: `expected_gpus` (list of {"device_id", ...}; none: an engine for CPU), `os_release` (ubuntu-24.04), `kernel`,
     `model` or `model_id` (the QUASAR NVFP4 checkpoint), `context_tokens` or serve_flags max-model-len (32768),
     `streams` or serve_flags max-num-seqs (1), `speculative` (auto; measure counts as auto), `engine` ("1cat-vllm==1.5.1") or
-    `engine_name` with `engine_version` (the best that is known), `driver` or `driver_branch` (the best). serve_flags
-    speculative-config is checked.
+    `engine_name` with `engine_version` (the best that is known), `driver` or `driver_branch` (the best), `driver_source` (the
+    release's preferred one). serve_flags speculative-config is checked.
     Errors: RequestError, one line that names host and key.
     """
     try:
@@ -72,6 +72,7 @@ def _request(data: Mapping[str, Any], hashes: Mapping[str, str]) -> Request:
         engine=name,
         engine_version=version,
         driver=parse_driver(_text(data.get("driver") or data.get("driver_branch"), "driver")),
+        driver_source=_text(data.get("driver_source"), "driver_source"),
         hashes=dict(hashes),
     )
 

@@ -65,6 +65,10 @@ class DriverTarget:
         modules = self.source.modules(self.flavour, built=built)
         return _named((*modules, *self.source.libraries(self.flavour)), self.branch, self.kernel)
 
+    def versions(self, name: str) -> bool:
+        """Whether a package of this source carries the driver's version."""
+        return any(fnmatchcase(name, glob) for glob in _named(self.source.versioned, self.branch, self.kernel))
+
     @property
     def first(self) -> tuple[str, ...]:
         """Names that have to be installed before."""
@@ -117,6 +121,12 @@ def package_names(source: PackageSource, branch: str, flavour: Flavour, kernel: 
 
 def _named(names: Iterable[str], branch: str, kernel: str | None) -> tuple[str, ...]:
     return tuple(name.format(branch=branch, kernel=kernel or "{kernel}") for name in names)
+
+
+def is_versioned(name: str, branch: str) -> bool:
+    """Whether a package of a branch carries the driver's version in any archive."""
+    sources = (source for source in catalogue.package_sources() if source.system == "apt")
+    return any(fnmatchcase(name, glob.format(branch=branch, kernel="*")) for source in sources for glob in source.versioned)
 
 
 def upstream_version(version: str) -> str:
@@ -306,7 +316,6 @@ def upgrade_blacklist(target: DriverTarget) -> str:
 
 def belongs(name: str) -> bool:
     """Whether a package is of a driver or its modules, by its name: what is held, and kept for the way back."""
-    ours = (
-        r"(lib)?nvidia-(?!container)|libcuda|linux-(modules|objects|signatures)-nvidia-|xserver-xorg-video-nvidia|firmware-nvidia-"
-    )
-    return re.match(ours, name) is not None
+    driver = r"(lib)?nvidia-(?!container|cuda-(?:toolkit|dev|gdb))|libcuda|xserver-xorg-video-nvidia|firmware-nvidia-"
+    modules = r"linux-(modules|objects|signatures)-nvidia-"
+    return re.match(f"{driver}|{modules}", name) is not None

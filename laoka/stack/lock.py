@@ -82,6 +82,7 @@ def request_table(request: Request) -> dict[str, Any]:
         "engine": request.engine,
         "engine_version": request.engine_version,
         "driver": request.driver.text if request.driver else None,
+        "driver_source": request.driver_source,
     }
     return {key: value for key, value in table.items() if value is not None}
 

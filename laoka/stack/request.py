@@ -80,6 +80,8 @@ class Request:
     driver: DriverWish | None = None
     hashes: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 by "name==version", from releases' own SHA256SUMS."""
+    driver_source: str | None = None
+    """Id of a package source to take instead of the release's preferred one."""
 
 
 def parse_gpu(text: str) -> tuple[Card, ...]:

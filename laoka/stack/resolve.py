@@ -255,7 +255,7 @@ def _branch(wanted: int | None, first: int | None, last: int | None) -> DriverBr
 
 def _pin_driver(request: Request, release: OsRelease, branch: DriverBranch, flavour: Flavour) -> _Driver | list[Violation]:
     wish = request.driver
-    source = driver_catalogue.package_source(release.id, branch.id)
+    source = driver_catalogue.package_source(release.id, branch.id, request.driver_source)
     if source is None:
         evidence = message("evidence_no_packages_branch", release=release.name, branch=branch.id)
         return [Violation("driver-packages", evidence, message("way_no_packages_branch"))]

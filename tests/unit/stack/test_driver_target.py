@@ -156,6 +156,7 @@ def test_unattended_upgrades_leave_driver_and_kernel_and_do_not_reboot() -> None
         ("linux-modules-nvidia-580-server-6.8.0-124-generic", True), ("linux-signatures-nvidia-6.8.0-124-generic", True),
         ("nvidia-container-toolkit", False), ("libnvidia-container1", False), ("linux-image-6.8.0-124-generic", False),
         ("linux-modules-6.8.0-124-generic", False), ("cuda-toolkit-12-8", False),
+        ("nvidia-cuda-toolkit", False), ("nvidia-cuda-dev", False), ("nvidia-cuda-mps", True),
     ],
 )  # fmt: skip
 def test_what_belongs_to_the_driver(name: str, ours: bool) -> None:
