@@ -251,21 +251,25 @@ main() {
     sec boot-files 2 sh -c 'stat -c "%Y %s %n" /boot/vmlinuz-* /boot/initrd.img-* /boot/initramfs-*.img /etc/modprobe.d/* 2>/dev/null; true'
     sec kernels 2 sh -c 'for d in /lib/modules/*/; do d=${d%/}; test -e "$d/modules.dep" || test -e "$d/kernel" && echo "${d##*/}"; done; true'
     sec headers 2 sh -c 'for d in /lib/modules/*/build; do test -e "$d/Makefile" && d=${d%/build} && echo "${d##*/}"; done; true'
-    sec modinfo 3 sh -c 'for d in /lib/modules/*/; do test -d "$d" || continue; k=$(basename "$d"); echo "[$k]"
-        modinfo -k "$k" nvidia 2>&1 | grep -E "^(filename|version|license|signer|vermagic):|not found|ERROR"; done; true'
+    # Debian's own packages call the file nvidia-current; `modprobe nvidia` finds it by a rule of theirs, modinfo does not.
+    sec modinfo 3 sh -c 'for d in /lib/modules/*/; do test -d "$d" || continue; k=$(basename "$d") m=nvidia; echo "[$k]"
+        modinfo -k "$k" nvidia-current >/dev/null 2>&1 && m=nvidia-current
+        modinfo -k "$k" $m 2>&1 | grep -E "^(filename|version|license|signer|vermagic):|not found|ERROR"; done; true'
     sec modules 2 cat /proc/modules
-    sec dkms-status 3 dkms status
+    sec dkms-status 8 dkms status
     sec dkms-failures 2 sh -c 'test -e /var/log/apt/term.log || exit 0; grep -a "Bad return status for module build\|^Consult /var/lib/dkms" /var/log/apt/term.log | tail -n 8'
     files modprobe '^[^#]*(nouveau|nvidia|vfio)' '/etc/modprobe.d/*' '/lib/modprobe.d/*' '/usr/lib/modprobe.d/*' '/etc/modules-load.d/*' /etc/initramfs-tools/modules
     files grub '^[^#]*GRUB_' /etc/default/grub '/etc/default/grub.d/*'
     sec grubenv 2 sh -c 'cat /boot/grub/grubenv 2>/dev/null || cat /boot/grub2/grubenv'
     sec grub-menu 2 sh -c 'for f in /boot/grub/grub.cfg /boot/grub2/grub.cfg; do test -r "$f" && exec grep -E "^[[:space:]]*(menuentry|submenu) |set default=" "$f"; done; echo "no grub.cfg that may be read" >&2; exit 1'
     sec nvidia-proc 2 cat /proc/driver/nvidia/version
-    # The loader knows them in other places too (containers mount them where they like).
+    # The loader knows them in other places too (containers mount them where they like); Debian's own packages have the version
+    # only at the end of a chain of links.
     sec nvidia-libraries 2 sh -c 'PATH=$PATH:/sbin:/usr/sbin
-        ls -l /usr/lib/x86_64-linux-gnu/libnvidia-ml.so* /usr/lib/x86_64-linux-gnu/libcuda.so* /usr/lib64/libnvidia-ml.so* /usr/lib64/libcuda.so* \
+        set -- /usr/lib/x86_64-linux-gnu/libnvidia-ml.so* /usr/lib/x86_64-linux-gnu/libcuda.so* /usr/lib64/libnvidia-ml.so* /usr/lib64/libcuda.so* \
             /usr/local/nvidia/lib64/libnvidia-ml.so* /usr/local/nvidia/lib64/libcuda.so* \
-            $(ldconfig -p 2>/dev/null | sed -n "s/.*=> \(.*\/lib\(nvidia-ml\|cuda\)\.so\.[0-9].*\)/\1/p") 2>/dev/null; true'
+            $(ldconfig -p 2>/dev/null | sed -n "s/.*=> \(.*\/lib\(nvidia-ml\|cuda\)\.so\.[0-9].*\)/\1/p")
+        ls -l "$@" 2>/dev/null; readlink -f "$@" 2>/dev/null; true'
 
     sec packages 3 dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev} ${Architecture}\n' \
         '*nvidia*' 'libcuda*' 'cuda*' 'libcudnn*' 'linux-image*' 'linux-headers*' 'linux-modules*' 'linux-generic*' 'xserver-xorg-video-nouveau' \

@@ -102,7 +102,7 @@ def test_the_probe_gives_up_on_an_nvidia_smi_that_can_not_be_killed(tmp_path: Pa
 
 
 def test_a_command_that_hangs_is_cut_off(tmp_path: Path) -> None:
-    found, took_s, _ = run_probe(["sh"], tmp_path, hurried("sec dkms-status 3 ", "sec dkms-status 1 "), dkms="sleep 60")
+    found, took_s, _ = run_probe(["sh"], tmp_path, hurried("sec dkms-status 8 ", "sec dkms-status 1 "), dkms="sleep 60")
     assert took_s < probe.DEADLINE_S
     assert found.output("dkms-status") == Unread("no answer before its deadline")
     assert isinstance(found.output("disks"), str)

@@ -25,7 +25,7 @@ from laoka.host import (
     system,
 )
 from laoka.host.report import FILE_KINDS, HostReport
-from laoka.host.sections import NotAProbe, Section, Sections
+from laoka.host.sections import NotAProbe, Section, Sections, from_files
 from laoka.host.unread import Unread
 
 CAPTURES = sorted((Path(__file__).parents[2] / "data" / "captures").iterdir())
@@ -251,3 +251,25 @@ def test_a_damaged_bundle_is_refused_or_unharmed(position: int, value: int, cut:
         assert bundle.read_bundle(bytes(damaged)) == "@laoka-probe 1\n@done\n"
     except ValueError as error:
         assert "\n" not in str(error)
+
+
+def test_debians_own_driver_packages() -> None:
+    """As the probe read them on Debian 12 with nvidia-kernel-dkms and libnvidia-ml1 of its non-free archive, built by DKMS."""
+    alternatives = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1 -> /etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu"
+    found = driver.read_driver(
+        from_files(
+            {
+                "modinfo": "[6.1.0-57-cloud-amd64]\n"
+                "filename:       /lib/modules/6.1.0-57-cloud-amd64/updates/dkms/nvidia-current.ko\n"
+                "version:        535.309.01\nlicense:        NVIDIA\n"
+                "vermagic:       6.1.0-57-cloud-amd64 SMP preempt mod_unload modversions \n"
+                "signer:         DKMS module signing key\n",
+                "nvidia-libraries": f"lrwxrwxrwx 1 root root 60 Aug 23 13:37 {alternatives}\n"
+                "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.309.01\n",
+                "dkms-status": "nvidia-current/535.309.01, 6.1.0-57-cloud-amd64, x86_64: installed\n",
+            }
+        )
+    )
+    module = driver.ModuleOnDisk("6.1.0-57-cloud-amd64", "535.309.01", "proprietary", True, "DKMS module signing key")
+    assert (found.on_disk, found.userspace) == ((module,), ("535.309.01",))
+    assert found.dkms == (driver.DkmsEntry("nvidia-current", "535.309.01", "6.1.0-57-cloud-amd64", "installed", ""),)
