@@ -181,7 +181,7 @@ def driver_stage(wish: Wish) -> Steps:
         host.noop("nothing to fetch")
         return
     yield from wait_for_apt(wish.lang, wish.lock_wait_s)
-    fetch = commands.step("stage", *wish.target.first, *change.install)
+    fetch = commands.step("stage", *wish.target.first, *change.install, *(f"{name}-" for name in change.remove))
     yield commands.quietly(fetch, text("driver.stage_failed", wish.lang), f"{FOLDER}/stage.log")
 
 

@@ -22,7 +22,7 @@ apt() {
 # Installed packages of the driver as NAME=VERSION; the names are those of `belongs` in laoka.stack.driver_target.
 ours() {
     dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\n' | awk '
-        $1 == "not-installed" || $1 == "config-files" || $2 ~ /^(lib)?nvidia-container/ { next }
+        $1 == "not-installed" || $1 == "config-files" || $2 ~ /^(lib)?nvidia-(container|cuda-(toolkit|dev|gdb))/ { next }
         $2 ~ /^((lib)?nvidia-|libcuda|linux-(modules|objects|signatures)-nvidia-|xserver-xorg-video-nvidia|firmware-nvidia-)/ {
             print $2 "=" $3
         }'
@@ -116,7 +116,7 @@ hold() {
     names=$(ours | cut -d= -f1)
     for folder in /lib/modules/*/; do
         kernel=$(basename "$folder")
-        modinfo -k "$kernel" nvidia >/dev/null 2>&1 || continue
+        modinfo -k "$kernel" nvidia >/dev/null 2>&1 || modinfo -k "$kernel" nvidia-current >/dev/null 2>&1 || continue
         names="$names $(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "linux-*-$kernel" 2>/dev/null | sed -n 's/^installed //p' | tr '\n' ' ')"
     done
     # shellcheck disable=SC2086
@@ -148,14 +148,18 @@ load() {
     modprobe nvidia
 }
 
-# Install again what was there before, from our folder and without any archive; remove what came since; hold it. The pins are left
-# out: they speak of the wanted version.
+# Install what was there before and is no more, or not whole, from our folder and without any archive; remove what came since;
+# hold it. The pins are left out: they speak of the wanted version.
 undo() {
-    dpkg --configure -a
+    # A dpkg that was cut off wants this before apt works again.
+    ! ls /var/lib/dpkg/updates | grep -q '^[0-9]' || dpkg --configure -a
     cd "$debs" || return 1
     back= gone=$(cat "$change/new-kernel" 2>/dev/null | tr '\n' ' ')
+    dpkg-query -W -f '${db:Status-Status} ${Package}=${Version}\n' | sed -n 's/^installed //p' >"$change/intact"
     for deb in *.deb; do
-        [ -e "$deb" ] && grep -qxF "$(name_of "$deb")" "$change/before" && back="$back ./$deb"
+        [ -e "$deb" ] || continue
+        name=$(name_of "$deb")
+        grep -qxF "$name" "$change/before" && ! grep -qxF "$name" "$change/intact" && back="$back ./$deb"
     done
     for name in $(ours | cut -d= -f1); do
         grep -q "^$name=" "$change/before" || gone="$gone $name"

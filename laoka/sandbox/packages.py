@@ -110,21 +110,21 @@ WantedBy=multi-user.target
 # What a DKMS package does on its host, builds left out: the module comes ready in the package.
 _DKMS_POSTINST = """\
 #!/bin/sh
-# Stand-in of laoka's sandbox: puts a module where DKMS would have built one, for every kernel whose headers are here.
+# Stand-in of laoka's sandbox: puts a module where DKMS would have built one, for every kernel whose headers are here. A line of
+# dkms-fails, a kernel or a driver version, makes the build fail; an empty file all of them.
 set -e
-version=@VERSION@
+version=@VERSION@ fails=/srv/laoka-sandbox/dkms-fails ended=0
 status=/var/lib/dkms-standin/status
 mkdir -p /var/lib/dkms-standin
 : > "$status.new"
 for headers in /usr/src/linux-headers-*-generic; do
     [ -d "$headers" ] || continue
     kernel=${headers#/usr/src/linux-headers-}
-    fails=/srv/laoka-sandbox/dkms-fails # for the kernels that it names, or for all
-    if [ -e $fails ] && { [ ! -s $fails ] || grep -qxF "$kernel" $fails; }; then
-        echo "nvidia/$version: added" > "$status"
+    if [ -e $fails ] && { [ ! -s $fails ] || grep -qxF -e "$kernel" -e "$version" $fails; }; then
         echo "Error! Bad return status for module build on kernel: $kernel ($(uname -m))" >&2
         echo "Consult /var/lib/dkms/nvidia/$version/build/make.log for more information." >&2
-        exit 10
+        ended=10
+        continue
     fi
     mkdir -p "/lib/modules/$kernel/updates/dkms"
     cp /usr/src/nvidia-$version/nvidia.ko "/lib/modules/$kernel/updates/dkms/nvidia.ko.new"
@@ -134,6 +134,7 @@ for headers in /usr/src/linux-headers-*-generic; do
 done
 [ -s "$status.new" ] || echo "nvidia/$version: added" > "$status.new"
 mv "$status.new" "$status"
+exit $ended
 """
 
 _DKMS_PRERM = """\
@@ -414,8 +415,15 @@ def _cuda() -> tuple[Package, ...]:
         files = {f"/usr/local/cuda-{release}/bin/nvcc": PackedFile(nvcc.encode(), 0o755)}
         toolkits.append(Package(f"cuda-toolkit-{name}", version, f"nvcc that says release {release}", files=files))
     driver = f"{DRIVERS_580[-1]}-1"
+    old = _NVCC.replace("@RELEASE@", "12.0").replace("@BUILD@", "12.0.140")
     return (
         *toolkits,
+        Package(
+            "nvidia-cuda-toolkit",
+            "12.0.140~12.0.1-4build4",
+            "the distribution's own nvcc, of release 12.0",
+            files={"/usr/bin/nvcc": PackedFile(old.encode(), 0o755)},
+        ),
         Package("cuda", "13.0.2-1", "toolkit and newest driver", ("cuda-toolkit-13-0", "cuda-drivers")),
         Package("cuda-drivers", f"{DRIVER_595}-1", "newest driver", ("nvidia-driver-595",)),
         # The name says 580; it depends on a package without a branch in its name, and so on the newest one.

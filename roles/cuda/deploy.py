@@ -6,7 +6,7 @@ from io import StringIO
 
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
-from pyinfra.operations import files
+from pyinfra.operations import files, systemd
 
 from laoka.catalog.messages import Language
 from laoka.operations.cuda import clear_toolkits, nvcc_says
@@ -62,12 +62,13 @@ def cuda() -> None:
         dest=SHELLS,
     )
     head = "# laoka: where the engine finds the CUDA toolkit. Do not edit: laoka rewrites it.\n"
-    files.put(
+    told = files.put(
         name="CUDA_HOME for the engine",
         src=StringIO(f"{head}[Service]\nEnvironment=CUDA_HOME={home}\n"),
         dest=UNITS,
         create_remote_dir=True,
     )
+    systemd.daemon_reload(name="systemd knows of it", _if=told.did_change)
     nvcc_says(
         name=f"nvcc is of CUDA {wanted.replace('-', '.')}", path=f"{home}/bin/nvcc", release=wanted.replace("-", "."), lang=lang
     )
