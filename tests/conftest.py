@@ -46,20 +46,20 @@ def _as_interrupt(number: int, frame: FrameType | None) -> None:
 @pytest.fixture(scope="session")
 def tests_lab() -> Iterator[Lab]:
     """The lab of the sandbox tests, empty at first. A machine that can't have one fails with the command that helps."""
-    yield from _lab("tests")
+    yield from new_lab("tests")
 
 
 @pytest.fixture(scope="session")
 def ops_host() -> Iterator[HostFolder]:
     """One bare host for the operations' tests."""
-    for lab in _lab("ops"):
+    for lab in new_lab("ops"):
         yield hosts.up(lab, 1, print)[0]
 
 
 @pytest.fixture(scope="session")
 def driver_hosts() -> Iterator[tuple[HostFolder, HostFolder]]:
     """Two bare hosts for the driver's tests."""
-    for lab in _lab("drv"):
+    for lab in new_lab("drv"):
         first, second = hosts.up(lab, 2, print)
         yield first, second
 
@@ -102,7 +102,8 @@ def served_pair(served: HostFolder, pair: tuple[HostFolder, HostFolder]) -> tupl
     return served, second
 
 
-def _lab(name: str) -> Iterator[Lab]:
+def new_lab(name: str) -> Iterator[Lab]:
+    """A lab that is empty at first, and is taken down at the end whatever happens."""
     hosts.check_machine()
     lab = open_lab(name)
     hosts.down(lab)  # what an interrupted run left

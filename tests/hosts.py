@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -37,6 +38,12 @@ class Deployed:
         """Names of operations that changed `host`, in order."""
         assert self.document is not None, self.stderr
         return [item["name"] for item in self.document["results"]["operations"] if host in item["success"]]
+
+    @property
+    def stopped_at(self) -> str:
+        """The operation that a run came to last. Where no host remains, pyinfra prints this and no JSON."""
+        started = re.findall(r"^--> Starting (?:serial )?operation: (.*?) *$", self.stderr, re.MULTILINE)
+        return started[-1] if started else ""
 
     def failed(self, host: str) -> list[str]:
         """Names of operations that failed on `host` (those that did not run any more included)."""

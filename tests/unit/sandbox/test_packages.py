@@ -131,7 +131,7 @@ def test_it_is_built_again_when_it_was_left_half_done(tmp_path: Path, repository
 def test_every_package_says_what_it_is(repository: Path) -> None:
     debs = [*(repository / "pool").glob("*.deb"), *(repository / "trap/pool").glob("*.deb")]
     # 580-server with built modules, renamed, 595, nvidia-driver, NVIDIA's 580, its names for Debian, dkms, CUDA, kernels, trap
-    assert len(debs) == 2 * (13 + 5) + 2 * 3 + 2 * 5 + 1 + 4 + 3 * 6 + 1 + 6 + 2 * 6 + 10
+    assert len(debs) == 2 * (13 + 5) + 2 * 3 + 2 * 5 + 1 + 4 + 3 * 6 + 1 + 7 + 2 * 6 + 10
     index = (repository / "Packages").read_text() + (repository / "trap/Packages").read_text()
     descriptions = re.findall(r"^Description: (.*)$", index, re.MULTILINE)
     assert len(descriptions) == len(debs)
@@ -159,7 +159,7 @@ def test_both_versions_of_the_server_branch_and_their_open_twins_are_there(apt: 
 
 def test_packages_touch_no_place_that_could_break_a_host(repository: Path) -> None:
     allowed = re.compile(
-        r"\./(usr/share/doc/|usr/lib/\S*/libnvidia-ml\.so|usr/bin/nvidia-(smi|persistenced)$|usr/local/cuda-1[23]\.\d/bin/nvcc$|"
+        r"\./(usr/share/doc/|usr/lib/\S*/libnvidia-ml\.so|usr/bin/nvidia-(smi|persistenced)$|usr/local/cuda-1[23]\.\d/bin/nvcc$|usr/bin/nvcc$|"
         r"lib/systemd/system/nvidia-persistenced\.service$|boot/vmlinuz-\S+-generic$|lib/modules/\S+-generic/(kernel/stand-in|build)$|"
         r"lib/modules/\S+-generic/kernel/nvidia-580srv(-open)?/nvidia\.ko$|usr/src/nvidia-[\d.]+/nvidia\.ko$|usr/sbin/dkms$|"
         r"usr/src/linux-headers-\S+-generic/Makefile$|etc/apt/preferences\.d/nvidia-driver-pinning-580$)"

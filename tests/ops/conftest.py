@@ -1,0 +1,28 @@
+"""Two hosts with a driver, for all tests that need one: bare at first, then with the older version and an engine that runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from laoka.sandbox import hosts
+from tests.hosts import Deployed
+from tests.ops.drivers import OLD, SERVE, Pair, busy, deploy, say
+
+
+@pytest.fixture(scope="session")
+def first_runs(driver_hosts: Pair) -> tuple[Deployed, Deployed, Deployed]:
+    """A dry run on two bare hosts, the first run and the second."""
+    data: dict[str, object] = {"driver": OLD}
+    one = driver_hosts[0]
+    return tuple(deploy(one, how, only=False, data=data) for how in ("--dry", "-y", "-y"))  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="session")
+def driver_pair(driver_hosts: Pair, first_runs: tuple[Deployed, Deployed, Deployed]) -> Pair:
+    """Two hosts with the older driver, whose engine (a stand-in that only has metrics) runs."""
+    assert first_runs[1].status == 0, first_runs[1].stderr[-2000:]
+    for host in driver_hosts:
+        busy(host, 0)
+        hosts.execute(host, "cat > /etc/systemd/system/qwen-serve.service", stdin=SERVE, check=True)
+        say(host, "systemctl daemon-reload && systemctl enable --now qwen-serve 2>&1")
+    return driver_hosts

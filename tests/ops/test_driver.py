@@ -1,0 +1,293 @@
+"""The driver on real hosts with real apt: plan, pins, change with proof, way back, reboots, and what goes wrong on the way.
+
+The packages are stand-ins with the real names, versions and dependencies; the kernel that "runs" and the loaded module are
+simulated. apt, dpkg, GRUB's menu, systemd and sshd are real. The tests stand in the order of a story and share two hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from laoka.sandbox import faults, hosts, packages
+from laoka.sandbox.lab import HostFolder
+from tests.hosts import INVENTORY, ROOT, Deployed, environment, until
+from tests.ops.drivers import (
+    CHANGE,
+    KERNEL,
+    NEW,
+    NEXT,
+    OLD,
+    Pair,
+    boot_id,
+    busy,
+    deploy,
+    driver_packages,
+    loaded,
+    say,
+)
+
+pytestmark = pytest.mark.ops
+
+
+@pytest.fixture
+def pair(driver_pair: Pair) -> Pair:
+    return driver_pair
+
+
+def test_the_dry_run_tells_the_plan_and_predicts_the_first_run(
+    driver_hosts: Pair, first_runs: tuple[Deployed, Deployed, Deployed]
+) -> None:
+    dry, first, _ = first_runs
+    for host in driver_hosts:
+        assert dry.planned(host.name) == first.changed(host.name)
+        assert f"[{host.name}] driver none -> {OLD} (proprietary, Ubuntu's own -server packages)" in dry.stderr
+    assert "why: no NVIDIA driver is installed" in dry.stderr
+    assert "reboot: not needed; the module is loaded into the running kernel" in dry.stderr
+
+
+def test_the_first_run_pins_all_of_it(pair: Pair) -> None:
+    host = pair[0]
+    assert loaded(host) == OLD
+    assert say(host, "nvidia-smi --query-gpu=driver_version,count --format=csv,noheader") == f"{OLD}, 1"
+    held = say(host, "apt-mark showhold").split()
+    assert {"nvidia-dkms-580-server", "libnvidia-compute-580-server", f"linux-image-{KERNEL}", f"linux-headers-{KERNEL}"} <= set(
+        held
+    )
+    entry = say(host, ". /etc/default/grub.d/zz-laoka-kernel.cfg; echo $GRUB_DEFAULT")
+    assert entry.endswith(f">gnulinux-{KERNEL}-advanced-5a1d0000-0000-4000-8000-000000000001")
+    assert f'set default="{entry}"' in say(host, "cat /boot/grub/grub.cfg")
+    assert say(host, "grub-editenv - list") == f"saved_entry={entry}"
+    assert "blacklist nouveau" in say(host, "cat /etc/modprobe.d/laoka-nouveau.conf")
+    assert '"nvidia"' in say(host, "apt-config dump Unattended-Upgrade::Package-Blacklist")
+
+
+def test_the_second_run_changes_nothing(driver_hosts: Pair, first_runs: tuple[Deployed, Deployed, Deployed]) -> None:
+    second = first_runs[2]
+    assert second.status == 0 and all(second.changed(host.name) == [] for host in driver_hosts)
+    assert "the pins hold: " in second.stderr
+
+
+def test_pins_that_do_not_hold_fail_the_run(pair: Pair) -> None:
+    """Somebody's own settings, read before laoka's, let the newest driver in and switch holds off (either alone does not do it)."""
+    host = pair[0]
+    rogue = "/etc/apt/preferences.d/00aaa"
+    stanza = "Pin: version 595.*\nPin-Priority: 1002\n"
+    hosts.execute(host, f"cat > {rogue}", stdin=f"Package: nvidia-* libnvidia-*\n{stanza}", check=True)
+    say(host, "echo 'APT::Ignore-Hold \"true\";' > /etc/apt/apt.conf.d/99rogue")
+    try:
+        done = deploy(host, "-y", data={"driver": OLD})
+        assert (done.status, done.stopped_at) == (1, "Driver | Nothing that somebody may type moves driver or kernel")
+        assert "`apt-get install nvidia-driver-595` would touch" in done.stderr
+    finally:
+        say(host, f"rm {rogue} /etc/apt/apt.conf.d/99rogue")
+
+
+def test_an_upgrade_waits_for_requests_stops_changes_and_starts_again(pair: Pair) -> None:
+    host = pair[0]
+    busy(host, 1)
+    ended: list[float] = []
+
+    def end_requests() -> None:
+        until(lambda: "doing" in say(host, "test -s /var/lib/laoka/driver/stopped && echo doing; true"), 120, "the drain began")
+        time.sleep(1)  # a request that takes its time
+        ended.append(float(say(host, "date +%s.%N")))
+        busy(host, 0)
+
+    thread = threading.Thread(target=end_requests)
+    thread.start()
+    done = deploy(host, "-y")
+    thread.join()
+    assert (done.status, done.failed(host.name)) == (0, []), done.stderr[-2000:]
+    assert f"driver {OLD} -> {NEW}" in done.stderr and "reboot: only if the old module does not let go" in done.stderr
+    events = [line.split() for line in say(host, "tail -n 2 /srv/engine.log").splitlines()]
+    assert [event for _, event in events] == ["stopped", "started"]
+    assert ended[0] < float(events[0][0]) < float(events[1][0])
+    assert (loaded(host), say(host, "systemctl is-active qwen-serve")) == (NEW, "active")
+    # The archive's own signed modules took the place of those of DKMS.
+    assert say(host, f"dpkg-query -W -f '${{db:Status-Status}}' linux-modules-nvidia-580-server-{KERNEL}") == "installed"
+
+
+def test_the_pins_hold_also_when_the_wanted_names_become_traps(pair: Pair) -> None:
+    """An archive in which the packages of this branch are transitional ones for the next."""
+    host = pair[0]
+    places = {"sandbox": hosts.PACKAGES_IN_HOST, "trap": f"{hosts.PACKAGES_IN_HOST}/trap"}
+    sources = {name: packages.apt_source(place) for name, place in places.items()}
+    try:
+        done = deploy(host, "-y", data={"apt_sources": json.dumps(sources)})
+        assert done.changed(host.name) == ["Base | apt source trap", "Base | apt lists are fresh"]
+        assert done.status == 0 and "the pins hold: " in done.stderr
+        bare = "-o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null -o APT::Ignore-Hold=true"
+        assert "Inst nvidia-dkms-595-server" in say(host, f"apt-get -s {bare} dist-upgrade")  # without them it springs
+    finally:
+        say(host, "rm -f /etc/apt/laoka.sources.d/laoka-trap.list")
+
+
+@contextmanager
+def builds_fail(host: HostFolder, line: str) -> Iterator[None]:
+    """DKMS builds no module of this driver version, or for this kernel."""
+    (host.card / "dkms-fails").write_text(f"{line}\n")
+    try:
+        yield
+    finally:
+        faults.apply(host, "dkms-fails", clear=True)
+
+
+def test_a_kernel_whose_module_does_not_build_is_not_booted_and_serving_never_stops(pair: Pair) -> None:
+    host = pair[0]
+    kept = (
+        "systemctl show -p MainPID qwen-serve; uname -r; grub-editenv - list; grep GRUB_DEFAULT /etc/default/grub.d/zz*; ls /boot"
+    )
+    before = driver_packages(host), boot_id(host), say(host, kept)
+    with builds_fail(host, NEXT):
+        done = deploy(host, "-y", data={"kernel": NEXT})
+    assert (done.status, done.stopped_at) == (1, CHANGE)
+    assert f"no nvidia module is on disk for kernel {NEXT}" in done.stderr
+    assert f"Error! Bad return status for module build on kernel: {NEXT}" in done.stderr
+    assert "no reboot was made" in done.stderr and f"it is back on {NEW}, and runs as before" in done.stderr
+    assert before == (driver_packages(host), boot_id(host), say(host, kept))
+    assert KERNEL in before[2] and NEXT not in before[2]
+
+
+def test_a_failed_upgrade_goes_back_to_the_packages_kept_on_the_host(pair: Pair) -> None:
+    """The other way: to the older version, whose DKMS package does not build."""
+    host = pair[0]
+    before = driver_packages(host)
+    with builds_fail(host, OLD):
+        done = deploy(host, "-y", data={"driver": OLD})
+    assert (done.status, done.stopped_at) == (1, CHANGE)
+    assert f"going back to {NEW}" in done.stderr and f"it is back on {NEW}, and runs as before" in done.stderr
+    assert driver_packages(host) == before
+    assert (loaded(host), say(host, "systemctl is-active qwen-serve")) == (NEW, "active")
+    assert "back on" in say(host, "tail -n 1 /var/lib/laoka/driver/log")
+
+
+def test_without_permission_nothing_is_changed(pair: Pair) -> None:
+    host = pair[0]
+    before = driver_packages(host), boot_id(host)
+    done = deploy(host, "-y", data={"kernel": NEXT, "reboot": "never"})
+    assert "the change needs a reboot, and none is allowed" in done.stderr and "nothing was changed" in done.stderr
+    assert (driver_packages(host), boot_id(host)) == before
+
+
+def test_secure_boot_stops_what_the_kernel_would_refuse(pair: Pair) -> None:
+    host = pair[0]
+    boot = boot_id(host)
+    faults.apply(host, "secure-boot", clear=False)
+    try:
+        done = deploy(host, "-y", data={"kernel": NEXT})
+    finally:
+        faults.apply(host, "secure-boot", clear=True)
+    assert f"Secure Boot is on, and the module for kernel {NEXT} is signed by nobody" in done.stderr
+    assert (done.stopped_at, boot_id(host), loaded(host)) == (CHANGE, boot, NEW)
+
+
+def test_a_host_that_does_not_come_back_stops_the_rollout(pair: Pair) -> None:
+    for host in pair:
+        faults.apply(host, "no-return", clear=False)
+    try:
+        done = deploy(pair[0], "-y", only=False, data={"kernel": NEXT, "reboot_deadline_s": 10})
+    finally:
+        for host in pair:
+            faults.apply(host, "no-return", clear=True)
+    assert "did not come back within 10 s" in done.stderr
+    gone = [host for host in pair if not hosts.is_up(host)]
+    (alone,) = (host for host in pair if host not in gone)
+    assert len(gone) == 1 and f"the rollout stopped at {gone[0].name}" in done.stderr
+    assert say(alone, "uname -r") == KERNEL and say(alone, "systemctl is-active qwen-serve") == "active"
+
+
+def test_both_come_to_the_new_kernel_one_after_the_other(pair: Pair) -> None:
+    hosts.up(pair[0].lab, 2, print)  # somebody switches the lost one on again
+    done = deploy(pair[0], "-y", only=False, data={"kernel": NEXT})
+    assert done.status == 0, done.stderr[-2000:]
+    for host in pair:
+        assert (say(host, "uname -r"), loaded(host), say(host, "systemctl is-active qwen-serve")) == (NEXT, NEW, "active")
+        # The old kernel stays, held, to go back to.
+        assert {f"linux-image-{KERNEL}", f"linux-image-{NEXT}"} <= set(say(host, "apt-mark showhold").split())
+
+
+def test_a_module_that_is_held_needs_the_reboot_and_without_permission_the_way_back(pair: Pair) -> None:
+    host = pair[0]
+    faults.apply(host, "module-held", clear=False)
+    try:
+        done = deploy(host, "-y", data={"kernel": NEXT, "driver": OLD, "reboot": "never"})
+        assert "the old module does not let go" in done.stderr and f"it is back on {NEW}" in done.stderr
+        assert (loaded(host), say(host, "systemctl is-active qwen-serve")) == (NEW, "active")
+        boot = boot_id(host)
+        done = deploy(host, "-y", data={"kernel": NEXT, "driver": OLD, "reboot": "allowed"})
+    finally:
+        faults.apply(host, "module-held", clear=True)
+    assert done.status == 0, done.stderr[-2000:]
+    assert loaded(host) == OLD and boot_id(host) != boot
+
+
+# ---- chaos
+
+
+def test_a_full_disk_is_told_before_anything_stops(pair: Pair) -> None:
+    host = pair[1]
+    before = say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)
+    faults.apply(host, "disk-full", clear=False)
+    try:
+        done = deploy(host, "-y", data={"kernel": NEXT, "driver": OLD})
+    finally:
+        faults.apply(host, "disk-full", clear=True)
+    assert done.status == 1
+    assert ("the change needs" in done.stderr and "make room first" in done.stderr) or "No space left on device" in done.stderr
+    assert (say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)) == before
+
+
+# ---- other sources
+
+
+def test_a_folder_of_debs_is_enough(pair: Pair) -> None:
+    host = pair[1]
+    say(
+        host,
+        f"mkdir -p /srv/usb && cd {hosts.PACKAGES_IN_HOST}/pool && cp *{OLD}* dkms_* /srv/usb/",
+    )
+    data: dict[str, object] = {"kernel": NEXT, "driver": OLD, "apt_sources": "{}", "deb_folders": '["/srv/usb"]'}
+    say(host, "rm /etc/apt/laoka.sources.d/*")
+    done = deploy(host, "-y", data=data)
+    assert (done.status, loaded(host)) == (0, OLD), done.stderr[-2000:]
+
+
+def test_the_lock_decides_and_one_for_another_release_is_refused(pair: Pair, tmp_path: Path) -> None:
+    host, lock = pair[0], tmp_path / "stack.lock.toml"
+    laoka = str(Path(sys.executable).with_name("laoka"))
+    made = subprocess.run(
+        [laoka, "lock", INVENTORY, "--output", str(lock)],
+        cwd=ROOT,
+        env=environment(host.lab),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert made.returncode == 0, made.stderr
+    assert f'driver_version = "{NEW}"' in lock.read_text() and 'driver_source = "ubuntu-server"' in lock.read_text()
+    done = deploy(host, "--dry", data={"kernel": NEXT, "lock_file": lock, "driver_source": ""})
+    assert f"-> {NEW} (proprietary, Ubuntu's own -server packages)" in done.stderr
+    lock.write_text(lock.read_text().replace('os_release = "debian-12"', 'os_release = "debian-13"'))
+    done = deploy(host, "-y", data={"kernel": NEXT, "lock_file": lock, "driver_source": ""})
+    assert (done.status, done.stopped_at) == (1, "Driver | Gate: a driver that can be had here")
+    assert f"{host.name} refused, nothing was changed: the host is debian-12, its lock is for debian-13" in done.stderr
+
+
+def test_the_rhel_family_is_refused_in_one_line(pair: Pair) -> None:
+    host = pair[0]
+    say(host, "cp /etc/os-release /srv/os-release; rm /etc/os-release; printf 'ID=rocky\\nVERSION_ID=9.4\\n' > /etc/os-release")
+    try:
+        done = deploy(host, "-y", data={"driver_source": ""})
+    finally:
+        say(host, "rm /etc/os-release; cp /srv/os-release /etc/os-release")
+    assert done.status == 1 and "laoka installs drivers with apt only" in done.stderr
+    assert "nvidia-driver:580-dkms" in done.stderr
