@@ -400,9 +400,13 @@ def prove_pins(wish: Wish, typed: Mapping[str, Sequence[str]], also: Sequence[st
     if not state.is_executing:
         return
     simulations = host.get_fact(AptSimulations, requests=typed, also=also)
-    found = moved(simulations)
-    now = state_of(host.get_fact(Report))
-    if not isinstance(now, Unread) and now.vfio:
+    try:
+        now = look()
+    except Unplannable as error:
+        yield _refuse(message("driver.unread", reason=str(error)), wish.lang)
+        return
+    found = moved(simulations, now, wish.target)
+    if now.vfio:
         host.log_styled(text("driver.vfio", wish.lang, told="; ".join(now.vfio)), fg="yellow")
     if found or len(simulations) < len(typed):
         head = text("driver.pins_refused", wish.lang, host=host.name)

@@ -397,13 +397,25 @@ def unfinished(state: DriverState, target: DriverTarget, expected_gpus: int) -> 
 
 
 def moved(
-    simulations: Mapping[str, Simulation], kernel_globs: Iterable[str] = ("linux-image-*", "linux-headers-*", "linux-modules-*")
+    simulations: Mapping[str, Simulation],
+    state: DriverState,
+    target: DriverTarget,
+    kernel_globs: Iterable[str] = ("linux-image-*", "linux-headers-*", "linux-modules-*"),
 ) -> tuple[Message, ...]:
-    """What of the driver or the kernel would move by what somebody may type, by the words typed; empty: nothing would."""
+    """What of the driver or the kernel would move by what somebody may type, by the words typed; empty: nothing would.
+
+    A part of the driver that is not there yet (for a display, say) moves nothing when it comes in the wanted version and kind.
+    """
     globs = tuple(kernel_globs)
+
+    def adds(name: str, version: str) -> bool:
+        wrong_kind = target.flavour == "proprietary" and any(fnmatch.fnmatchcase(name, glob) for glob in OPEN)
+        return name not in state.packages and belongs(name) and target.fits(version) and not wrong_kind
+
     found = []
     for label, simulation in simulations.items():
-        names = [name for name, _ in simulation.installs] + [f"-{name}" for name in simulation.removes]
+        names = [name for name, version in simulation.installs if not adds(name, version)]
+        names += [f"-{name}" for name in simulation.removes]
         ours = [
             name
             for name in names

@@ -6,27 +6,33 @@ simulated. apt, dpkg, GRUB's menu, systemd and sshd are real. The tests stand in
 
 from __future__ import annotations
 
+import http.server
 import json
+import shlex
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from laoka.sandbox import faults, hosts, packages
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, ROOT, Deployed, environment, until
+from tests.hosts import INVENTORY, ROOT, Deployed, environment, pyinfra_argv, until
 from tests.ops.drivers import (
     CHANGE,
+    GATE,
     KERNEL,
     NEW,
     NEXT,
     OLD,
     Pair,
+    arguments,
     boot_id,
     busy,
     deploy,
@@ -233,6 +239,52 @@ def test_a_module_that_is_held_needs_the_reboot_and_without_permission_the_way_b
 # ---- chaos
 
 
+HOLD_LOCK = """\
+import fcntl, time
+lock = open("/var/lib/dpkg/lock-frontend", "a")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def lock_held(host: HostFolder) -> Iterator[subprocess.Popen[str]]:
+    """Somebody's program has apt's lock until it is ended, or to the end of the block."""
+    command = f"exec python3 -c {shlex.quote(HOLD_LOCK)}"
+    # With its terminal the program ends too.
+    child = subprocess.Popen([*hosts.ssh_argv(host), "-tt", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None and child.stdout.readline().strip() == "held"
+        yield child
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def test_a_lock_that_is_held_is_waited_for_and_told(pair: Pair) -> None:
+    host = pair[1]
+    argv = pyinfra_argv("-y", *arguments(host, data={"kernel": NEXT}))
+    with lock_held(host) as holder:
+        run = subprocess.Popen(
+            argv, cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        assert run.stderr is not None
+        told = list(takewhile(lambda line: "apt is busy: process " not in line, run.stderr))
+        holder.terminate()
+        rest = run.stderr.read()
+        assert run.wait(timeout=200) == 0, "".join(told) + rest
+    assert "Nothing that somebody may type" in rest  # it went on to its end after the lock was free
+
+
+def test_a_lock_that_is_never_free_fails_clearly(pair: Pair) -> None:
+    host = pair[1]
+    with lock_held(host):
+        done = deploy(host, "-y", data={"kernel": NEXT, "apt_lock_wait_s": 2})
+    assert (done.status, done.stopped_at) == (1, GATE.format(NEW).replace(KERNEL, NEXT))
+    assert "apt was busy for 2 s: process " in done.stderr and "/var/lib/dpkg/lock-frontend; let it end" in done.stderr
+
+
 def test_a_full_disk_is_told_before_anything_stops(pair: Pair) -> None:
     host = pair[1]
     before = say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)
@@ -244,6 +296,83 @@ def test_a_full_disk_is_told_before_anything_stops(pair: Pair) -> None:
     assert done.status == 1
     assert ("the change needs" in done.stderr and "make room first" in done.stderr) or "No space left on device" in done.stderr
     assert (say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)) == before
+
+
+class Mirror(http.server.SimpleHTTPRequestHandler):
+    """The stand-ins over http; while `down` is set, every transfer of a package breaks off in its middle."""
+
+    down = threading.Event()
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if not (self.down.is_set() and path.suffix == ".deb"):
+            return super().do_GET()
+        content = path.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+        self.close_connection = True
+        return None
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+def test_a_mirror_that_breaks_off_leaves_all_as_it_was(pair: Pair) -> None:
+    host = pair[1]
+    folder = packages.folder(host.lab.state)
+    server = http.server.ThreadingHTTPServer((host.lab.gateway, 0), partial(Mirror, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    source = {"sandbox": f"deb [trusted=yes] http://{host.lab.gateway}:{server.server_port} ./"}
+    before = say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)
+    say(host, "rm -rf /var/lib/laoka/driver/debs")  # the older version is kept there; here it has to be fetched
+    data: dict[str, object] = {"kernel": NEXT, "driver": OLD, "apt_sources": json.dumps(source)}
+    try:
+        Mirror.down.set()
+        done = deploy(host, "-y", data=data)
+        assert "the packages could not all be fetched, so nothing was changed and it goes on serving" in done.stderr
+        assert (say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)) == before
+        Mirror.down.clear()
+        done = deploy(host, "-y", data=data)
+        assert (done.status, loaded(host)) == (0, OLD), done.stderr[-2000:]
+    finally:
+        server.shutdown()
+
+
+def killed(host: HostFolder, where: str, data: dict[str, object]) -> int:
+    argv = [sys.executable, "-m", "tests.killed", where, "-y", *arguments(host, data=data)]
+    return subprocess.run(argv, cwd=ROOT, env=environment(host.lab), capture_output=True, timeout=200).returncode
+
+
+def test_a_run_that_is_killed_inside_the_change_is_ended_by_the_next(pair: Pair) -> None:
+    """Killed before its second, third, ... command, each run one further than the one before."""
+    host = pair[1]
+    data: dict[str, object] = {"kernel": NEXT, "driver": NEW}
+    ended = [killed(host, f"Change the driver, one host at a time#{number}", data) for number in range(2, 6)]
+    assert ended == [-9] * 4
+    done = deploy(host, "-y", data={"kernel": NEXT})
+    assert (done.failed(host.name), loaded(host), say(host, "systemctl is-active qwen-serve")) == ([], NEW, "active")
+    assert say(host, "ls /var/lib/laoka/driver").split() == ["debs", "log", "previous", "stage.log", "steps.sh"]
+
+
+def test_a_run_killed_between_operations_converges_from_a_bare_state(pair: Pair, first_runs: tuple[Deployed, ...]) -> None:
+    """Killed before every second operation that changes something, each run two further than the one before."""
+    host = pair[1]
+    names = [name.split(" | ")[-1] for name in first_runs[0].planned(host.name)]
+    say(
+        host,
+        "apt-mark unhold $(apt-mark showhold) >/dev/null; systemctl stop qwen-serve; "
+        "apt-get -qq -y purge '*nvidia*' >/dev/null 2>&1; "
+        "rmmod nvidia; "
+        "rm -rf /etc/apt/preferences.d/00laoka* /etc/apt/apt.conf.d/5?laoka* /etc/apt/laoka.sources.d /etc/modprobe.d/laoka* "
+        "/etc/default/grub.d/zz* /var/lib/laoka; systemctl start qwen-serve",
+    )
+    for name in names[1::2]:
+        assert killed(host, name.replace(KERNEL, NEXT).replace(OLD, NEW), {"kernel": NEXT, "driver": NEW}) == -9, name
+    done = deploy(host, "-y", data={"kernel": NEXT})
+    assert (done.failed(host.name), loaded(host)) == ([], NEW)
+    assert deploy(host, "-y", data={"kernel": NEXT}).changed(host.name) == []
 
 
 # ---- other sources
@@ -259,6 +388,17 @@ def test_a_folder_of_debs_is_enough(pair: Pair) -> None:
     say(host, "rm /etc/apt/laoka.sources.d/*")
     done = deploy(host, "-y", data=data)
     assert (done.status, loaded(host)) == (0, OLD), done.stderr[-2000:]
+
+
+def test_nvidias_names_for_debian_with_the_pinning_package_first(pair: Pair) -> None:
+    host = pair[1]
+    done = deploy(host, "-y", data={"kernel": NEXT, "driver_source": "nvidia-debian"})
+    assert (done.status, loaded(host)) == (0, NEW), done.stderr[-2000:]
+    versions = say(host, "dpkg-query -W -f '${Package} ${Version}\\n' nvidia-driver-pinning-580 nvidia-driver-cuda")
+    assert versions.splitlines() == [f"nvidia-driver-cuda {NEW}-1", "nvidia-driver-pinning-580 580-1"]
+    order = say(host, "sed -n 's/.* install \\(nvidia-[^:]*\\):.*/\\1/p' /var/log/dpkg.log").split()
+    assert order.index("nvidia-driver-pinning-580") < order.index("nvidia-kernel-dkms")
+    assert not say(host, "dpkg-query -W -f '${db:Status-Status} ${Package}\\n' '*-580-server' 2>/dev/null | grep ^installed; true")
 
 
 def test_the_lock_decides_and_one_for_another_release_is_refused(pair: Pair, tmp_path: Path) -> None:

@@ -348,9 +348,25 @@ def test_what_apt_would_move() -> None:
         "install linux-generic": Simulation((("linux-image-6.14.0-33-generic", "6.14"),)),
         "install nvidia-driver-595": Simulation(refused="no candidate"),
     }
-    assert [dict(item.values)["typed"] for item in moved(simulations)] == [
+    assert [dict(item.values)["typed"] for item in moved(simulations, served(), TARGET)] == [
         "apt-get dist-upgrade", "apt-get install cuda", "apt-get install linux-generic",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "removes", "moves"),
+    [
+        ("libnvidia-gl-580-server", NEW + UBUNTU, (), False),  # one more part of the driver that is there
+        ("libnvidia-gl-580-server", OLD + UBUNTU, (), True),
+        ("libnvidia-gl-580-server", NEW + UBUNTU, ("nvidia-utils-580-server",), True),
+        ("nvidia-utils-580-server", NEW + UBUNTU, (), True),  # it is there, on hold
+        ("nvidia-dkms-580-server-open", NEW + UBUNTU, (), True),
+        ("nvidia-driver-595", "595.71.03", (), True),
+    ],
+)
+def test_a_part_in_the_wanted_version_moves_nothing(name: str, version: str, removes: tuple[str, ...], moves: bool) -> None:
+    found = moved({"install x": Simulation(((name, version),), removes)}, served(), EXACT)
+    assert bool(found) is moves
 
 
 GRUB = """\
