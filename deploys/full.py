@@ -3,7 +3,8 @@
 from pyinfra.context import host
 
 from roles.agent.deploy import agent
-from roles.base.deploy import base
+from roles.audit.deploy import audit
+from roles.base.deploy import base, lock_host, unlock_host
 from roles.cuda.deploy import cuda
 from roles.dflash2.deploy import dflash2
 from roles.driver.deploy import driver
@@ -26,6 +27,7 @@ power_gate()
 base()
 kernel()
 driver()
+lock_host()  # a reboot ended the connection that held it
 cuda()
 agent()
 engine()
@@ -36,3 +38,5 @@ serve()
 gateway()
 watchdog()
 monitoring()
+audit()
+unlock_host()

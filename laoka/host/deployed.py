@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -100,7 +101,10 @@ class AlertTest:
 
 @dataclass(frozen=True)
 class DeployLine:
-    """One deploy as the host's ledger has it. `outcome` "done", "interrupted", or "running" for the one that holds the lock."""
+    """One deploy as the host's ledger has it.
+
+    `outcome` "done"; "interrupted": its connection ended before it gave the lock back; "running": it holds the lock.
+    """
 
     run: str
     who: str
@@ -145,10 +149,13 @@ def read_deployed(sections: Sections) -> Maybe[Deployed]:
     files: dict[str, list[str]] = {}
     links: dict[str, str] = {}
     hashes: dict[str, str] = {}
+    held = False
     for line in output.splitlines():
         if line.startswith("@link "):
             name, _, target = line.removeprefix("@link ").partition(" ")
             links[name] = target
+        elif line == "@held":
+            held = True
         elif line.startswith("@hash "):
             digest, _, name = line.removeprefix("@hash ").partition("  ")
             hashes[name] = digest
@@ -167,7 +174,7 @@ def read_deployed(sections: Sections) -> Maybe[Deployed]:
         serving=_json(files, "/run/qwen-serve/state.json"),
         watchdog=_watchdog(_json(files, WATCHDOG_STATE)),
         alert_test=_alert_test(_json(files, ALERT_TEST)),
-        deploys=tuple(_deploys(files)),
+        deploys=tuple(_deploys(files, held)),
     )
 
 
@@ -276,7 +283,7 @@ def _alert_test(raw: Maybe[Mapping[str, Any] | None]) -> Maybe[AlertTest | None]
         return Unread(f"{ALERT_TEST} is of another form ({type(error).__name__})")
 
 
-def _deploys(files: Mapping[str, list[str]]) -> Iterable[DeployLine]:
+def _deploys(files: Mapping[str, list[str]], lives: bool) -> Iterable[DeployLine]:
     for line in files.get(f"{DEPLOYS}/ledger", []):
         found = read_deploy(line)
         if found is not None:
@@ -284,7 +291,7 @@ def _deploys(files: Mapping[str, list[str]]) -> Iterable[DeployLine]:
     # The lock's first line has the form of a ledger's; its second one says by which process it is held.
     held = read_deploy(files.get(f"{DEPLOYS}/lock", [""])[0])
     if held is not None:
-        yield held
+        yield dataclasses.replace(held, outcome="running" if lives else "interrupted")
 
 
 def read_deploy(line: str) -> DeployLine | None:
