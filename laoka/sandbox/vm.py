@@ -585,6 +585,11 @@ def reboot(guest: Vm) -> None:
     """Restart the guest's system through its GRUB and wait until sshd answers on the new boot. Errors: SandboxError."""
     before = _boot_id(guest)
     execute(guest, "systemctl reboot", deadline_s=30)
+    wait_for_boot(guest, before)
+
+
+def wait_for_boot(guest: Vm, before: str) -> None:
+    """Wait until sshd answers on another boot than `before` (an id of /proc/sys/kernel/random/boot_id). Errors: SandboxError."""
     _disconnect(guest)
     end = time.monotonic() + BOOT_DEADLINE_S
     while _boot_id(guest) in ("", before):
@@ -634,7 +639,7 @@ def unload_fakepci(guest: Vm) -> None:
 
 
 def set_fakepci(guest: Vm, **parameters: int | tuple[int, ...]) -> None:
-    """Change the cards while they are there: `lost`, `removed` (bit masks), `speed`, `width` (one value for each of 8 cards).
+    """Change the cards while they are there: masks `lost`, `heals`, `removed`; `speed`, `width` (one value for each of 8 cards).
 
     A card that is put back (`removed` cleared) is found by `echo 1 >/sys/bus/pci/rescan`. Errors: ProcessError.
     """

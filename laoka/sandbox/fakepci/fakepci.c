@@ -76,6 +76,10 @@ static uint lost;
 module_param(lost, uint, 0644);
 MODULE_PARM_DESC(lost, "bit mask: cards that fell off the bus (all reads give ones; sysfs still shows them)");
 
+static uint heals;
+module_param(heals, uint, 0644);
+MODULE_PARM_DESC(heals, "bit mask: lost cards that answer again after a secondary bus reset by the port above them");
+
 /* Configuration space of one function: what reads give, and which bits a write may change. */
 struct function {
 	u8 bytes[PCI_CFG_SPACE_EXP_SIZE];
@@ -242,7 +246,7 @@ static int config_read(struct pci_bus *where, unsigned int devfn, int offset, in
 static int config_write(struct pci_bus *where, unsigned int devfn, int offset, int size, u32 value)
 {
 	struct function *f;
-	bool is_gpu;
+	bool is_gpu, in_reset;
 	uint index;
 
 	f = find(where, devfn, &index, &is_gpu);
@@ -252,8 +256,12 @@ static int config_write(struct pci_bus *where, unsigned int devfn, int offset, i
 		return PCIBIOS_BAD_REGISTER_NUMBER;
 	if (is_gpu && is_set(lost, index))
 		return PCIBIOS_SUCCESSFUL;
+	in_reset = !is_gpu && f->bytes[PCI_BRIDGE_CONTROL] & PCI_BRIDGE_CTL_BUS_RESET;
 	for (; size > 0; size--, offset++, value >>= 8)
 		f->bytes[offset] = (f->bytes[offset] & ~f->writable[offset]) | (value & f->writable[offset]);
+	/* The end of a reset is what wakes a card. */
+	if (in_reset && !(f->bytes[PCI_BRIDGE_CONTROL] & PCI_BRIDGE_CTL_BUS_RESET))
+		lost &= ~(heals & 1U << index);
 	return PCIBIOS_SUCCESSFUL;
 }
 
