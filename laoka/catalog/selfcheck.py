@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 
 from laoka.catalog import advisories, drivers, engines, failures, gpus, models, profiles
-from laoka.catalog.load import CatalogError, read_text
+from laoka.catalog.load import CatalogError, Row, read_text
 
 # What a stack is resolved from. Boards, Xids and failure signatures are left out: a new one must not make a lock stale.
 STACK_FILES = (gpus.FILE, drivers.FILE, engines.FILE, models.FILE, profiles.FILE, advisories.FILE)
 
-LOADERS: dict[str, Callable[[], Sequence[object]]] = {
+LOADERS: dict[str, Callable[[], Sequence[Row]]] = {
     gpus.FILE: gpus.gpus,
     drivers.FILE: drivers.branches,
     engines.FILE: engines.engines,
@@ -44,6 +45,11 @@ def check_all() -> dict[str, int]:
         if model.scheme not in schemes and not model.scheme.endswith(":mixed"):
             raise CatalogError(f"{models.FILE}: {model.id}: no engine knows the scheme {model.scheme}")
     return found
+
+
+def newest_check() -> datetime.date:
+    """The day on which the newest fact of the catalogue was looked at. Errors: CatalogError."""
+    return max(row.checked for read in LOADERS.values() for row in read())
 
 
 def catalogue_hash() -> str:

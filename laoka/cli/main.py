@@ -12,6 +12,7 @@ from laoka.catalog.messages import LANGUAGES, Language, language
 
 # name -> (module, one line for --help). The module has a click command named `command`.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("laoka.cli.init", "write your first inventory from what your hosts say"),
     "check": ("laoka.cli.check", "is this host fit for the cards, and if not, why and what to do"),
     "audit": ("laoka.cli.audit", "every host of an inventory against its lock; what changed; who deployed what"),
     "capture": ("laoka.cli.capture", "a redacted, replayable bundle of one host"),
@@ -23,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("laoka.cli.model", "on the host: list, fetch, verify, switch, roll back and prune model revisions"),
     "watchdog": ("laoka.cli.watchdog", "what the watchdog of a host sees; on the host: whether its alerts arrive, drills"),
     "sandbox": ("laoka.cli.sandbox", "throw-away hosts on this machine with a simulated V100"),
+    "completion": ("laoka.cli.completion", "make bash, zsh or fish complete laoka's commands"),
 }
 
 EXIT_FINE, EXIT_FINDINGS, EXIT_COULD_NOT_RUN = 0, 1, 2
@@ -54,9 +56,26 @@ class CommandsOnDemand(click.Group):
                 formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
 
 
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """The version, and how fresh the catalogue is: what a card needs and which releases are bad ages faster than code."""
+    if not value or ctx.resilient_parsing:
+        return
+    from laoka.catalog.selfcheck import newest_check
+
+    click.echo(f"laoka {__version__}, catalogue of {newest_check().isoformat()}")
+    ctx.exit()
+
+
 @click.group(cls=CommandsOnDemand, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--lang", type=click.Choice(LANGUAGES), help="Language of messages (default: from LANG).")
-@click.version_option(__version__, prog_name="laoka")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show version and date of the catalogue.",
+)
 @click.pass_context
 def cli(ctx: click.Context, lang: Language | None) -> None:
     """From a bare board with second-hand Tesla V100 cards to an LLM endpoint that stays up.

@@ -11,8 +11,13 @@ from laoka.stack.resolve import Refusal, Stack
 
 def stack_table(stack: Stack) -> dict[str, Any]:
     """Everything that a stack pins, without what is unknown."""
+    return {key: value for key, value in stack_items(stack).items() if value is not None}
+
+
+def stack_items(stack: Stack) -> dict[str, Any]:
+    """Every key of a locked stack, None for what is unknown. What each is stands in the messages `lock.KEY`."""
     engine, drafter = stack.engine, stack.drafter
-    table: dict[str, Any] = {
+    return {
         "gpu": stack.gpu,
         "gpu_count": stack.gpu_count,
         "tensor_parallel": stack.tensor_parallel,
@@ -60,7 +65,6 @@ def stack_table(stack: Stack) -> dict[str, Any]:
         "serve_flags": dict(stack.serve_flags),
         "serve_env": dict(stack.serve_env),
     }
-    return {key: value for key, value in table.items() if value is not None}
 
 
 def memory_table(memory: MemoryPlan) -> dict[str, Any]:

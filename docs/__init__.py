@@ -1,0 +1,1 @@
+"""What the documentation's generated pages and pictures are made with; the pages are Markdown files beside it."""
