@@ -226,20 +226,21 @@ def failures_page(lang: Language) -> str:
             f"`{row.id}`",
             "<br>".join(f"`{cell(item)}`" for item in row.signature),
             row.step,
-            cell(row.cause),
-            cell(row.fix),
+            cell(say(lang, row.title, row.title_zh)),
+            cell(say(lang, row.cause, row.cause_zh)),
+            cell(say(lang, row.fix, row.fix_zh)),
             cell(row.source),
         )
         for row in failures()
     ]
     heads = (
-        "id", say(lang, "in the log", "日志中的文字"), say(lang, "step", "环节"), say(lang, "cause", "原因"), say(lang, "what helps", "解决办法"),
+        "id", say(lang, "in the log", "日志中的文字"), say(lang, "step", "环节"), say(lang, "what it is", "问题"), say(lang, "cause", "原因"), say(lang, "what helps", "解决办法"),
         say(lang, "source", "来源"),
     )  # fmt: skip
     about = say(
         lang,
-        f"{len(rows)} messages that a log may hold, with what caused them where they were seen.",
-        f"日志里可能出现的 {len(rows)} 种报错，以及已知的原因（原因和办法为英文）。",
+        f"{len(rows)} failures that `laoka diagnose` knows by what a log holds of them, with what caused them where they were seen.",
+        f"`laoka diagnose` 能从日志里认出的 {len(rows)} 种故障，以及已知的原因。",
     )
     return head(lang, say(lang, "Failure signatures", "报错特征"), about) + "\n" + table(heads, rows) + "\n"
 
