@@ -65,12 +65,12 @@ def commands(*where: Where) -> tuple[Block, ...]:
 
 def checkout(folder: Path) -> Path:
     """A copy of what a checkout has, in `folder`."""
-    for name in ("laoka", "roles", "deploys", "inventories", "templates", "docs", "pyproject.toml", "README.md"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, folder / name)
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
+    for source in sorted(ROOT.iterdir()):
+        if source.is_dir() and not source.name.startswith("."):
+            shutil.copytree(source, folder / source.name, ignore=ignored)
+        elif source.is_file():
+            shutil.copy2(source, folder / source.name)
     return folder
 
 
