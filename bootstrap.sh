@@ -29,9 +29,6 @@ need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 need debootstrap debootstrap; need systemd-nspawn systemd-container; need nft nftables; need ip iproute2; need gcc gcc
 need dpkg-deb dpkg; need apt-ftparchive apt-utils; need ssh openssh-client; need mkfs.ext4 e2fsprogs; need unshare util-linux
 if [ "$job" = test ]; then
-  need qemu-system-x86_64 qemu-system-x86; need qemu-img qemu-utils
-fi
-if [ "$job" = test ]; then
   need qemu-system-x86_64 qemu-system-x86; need qemu-img qemu-utils; need make make
 fi
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
@@ -82,4 +79,16 @@ fi
 .venv/bin/mypy
 [ $# = 0 ] || exec .venv/bin/python -m pytest "$@"
 .venv/bin/python -m pytest -q -n 3 tests/unit      # they wait for children more than they compute
-exec .venv/bin/python -m pytest -v --ignore tests/unit
+# Two halves side by side, each with hosts of its own: those that serve a model, and all others. SIGTERM ends them as Ctrl-C does, and
+# their hosts with them; what runs in the background would not hear Ctrl-C itself.
+serving=$(mktemp)
+.venv/bin/python -m pytest -v tests/sandbox tests/served > "$serving" 2>&1 &
+half=$!
+trap 'kill -TERM $half 2>/dev/null; wait $half; rm -f "$serving"; exit 130' INT TERM
+failed=0
+.venv/bin/python -m pytest -v --ignore tests/unit --ignore tests/sandbox --ignore tests/served || failed=$?
+echo "laoka: waiting for the tests on hosts that serve" >&2
+wait $half || failed=$?
+cat "$serving"
+rm -f "$serving"
+exit $failed

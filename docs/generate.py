@@ -25,6 +25,7 @@ from laoka.files import write_atomic
 from laoka.stack.models import checkpoint_of
 from laoka.stack.request import DEFAULT_CONTEXT_TOKENS, DEFAULT_MODEL, DEFAULT_OS, Card, Request
 from laoka.stack.resolve import Refusal, Stack, resolve
+from roles import incidents as incidents_pages
 from roles import reference as inventory_reference
 
 ROOT = Path(__file__).resolve().parent
@@ -330,7 +331,8 @@ def generated() -> dict[Path, str]:
     """Every generated file and its text. The list of inventory keys is in English only."""
     pages = {ROOT / f"{name}{SUFFIX[lang]}": page(lang) for name, page in PAGES.items() for lang in LANGUAGES}
     manual = {ROOT / "man" / name: text for name, text in man_pages().items()}
-    return {**pages, **manual, ROOT / "inventory.md": inventory_reference.page()}
+    incidents = {ROOT / f"incidents{SUFFIX[lang]}": incidents_pages.page(lang) for lang in LANGUAGES}
+    return {**pages, **incidents, **manual, ROOT / "inventory.md": inventory_reference.page()}
 
 
 def main(words: Sequence[str]) -> int:
