@@ -260,8 +260,12 @@ def commands_page(lang: Language) -> str:
         )
     ]
     for name, command in walk("laoka", cli):
-        with click.Context(command, info_name=name, max_content_width=100, terminal_width=100) as context:
-            parts.append(f"\n## {name}\n\n```text\n{command.get_help(context)}\n```")
+        shown = copy.copy(command)
+        shown._help_option = None  # click keeps it from the first context that asked, and tests ask without -h
+        with click.Context(
+            shown, info_name=name, max_content_width=100, terminal_width=100, help_option_names=["-h", "--help"]
+        ) as context:
+            parts.append(f"\n## {name}\n\n```text\n{shown.get_help(context)}\n```")
     return "\n".join(parts) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from pathlib import Path
 
@@ -25,8 +26,10 @@ LANGUAGES_OF_FENCES = {"sh", "mermaid", "text", "python", "toml", "ini", "json",
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
-    stale = [path.name for path, text in generated().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    assert stale == [], "python -m docs.generate"
+    for path, text in generated().items():
+        there = path.read_text(encoding="utf-8") if path.exists() else ""
+        changed = "\n".join(difflib.unified_diff(there.splitlines(), text.splitlines(), "there", "generated", lineterm="", n=0))
+        assert not changed, f"python -m docs.generate: {path.name}\n{changed[:2000]}"
 
 
 def test_the_generated_pages_have_every_row() -> None:
