@@ -15,7 +15,7 @@ from pyinfra.operations import files
 
 from laoka.fleet.expected import DATA_KEYS
 from laoka.operations.steps import run_unit
-from roles.agent.deploy import PYTHON
+from roles.agent.deploy import HOME, PYTHON
 from roles.base.deploy import BaseSettings
 from roles.plan import lock_path, locked_stack
 from roles.settings import RoleSettings, data_of
@@ -57,4 +57,4 @@ def audit() -> None:
         at=AuditSettings.of(host).audit_at,
     )  # fmt: skip
     config = [f"/etc/systemd/system/{name}" for name in (TIMER, SERVICE)]
-    run_unit(name="It is started every night", unit=TIMER, config=config, _timeout=120)
+    run_unit(name="It is started every night", unit=TIMER, config=[*config, f"{HOME}/current"], _timeout=120)
