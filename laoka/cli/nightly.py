@@ -1,4 +1,4 @@
-"""On a GPU host, by a timer: the host against its lock and inventory; what has changed since the last time is alerted.
+"""On a GPU host, by a timer: the host against its lock and inventory; the difference since the last time goes to the alert channels.
 
 Needs nothing of the operator's packages: `python -m laoka.cli.nightly /etc/laoka/audit.json`.
 """
@@ -65,11 +65,11 @@ def run(config: Path, last: Path, read: Callable[[], HostReport], send: Send, sa
     failed = False
     if told is not None:
         say(f"{told[0]}\n{told[1]}")
-        severity, kind = ("warning", "opened") if any(change.bad for change in found) else ("notice", "recovered")
+        severity = "warning" if any(change.bad for change in found) else "notice"
         addresses, _ = outbox.read_addresses(wishes["alert_urls_file"])
         urls = [url for url in addresses.urls if addresses.takes(url, severity)]
         for url in urls:
-            if not (channels.is_address(url) and send(url, *told, kind)):
+            if not (channels.is_address(url) and send(url, *told, severity)):
                 say(f"{outbox.channel_name(url)}: not delivered; it is told again next time")
                 failed = True
     if not failed:

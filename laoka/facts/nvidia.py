@@ -1,6 +1,6 @@
 """What `laoka check` and `laoka audit` read, as pyinfra facts: driver, cards, next boot, what laoka has put on a host.
 
-`pyinfra INVENTORY fact laoka.NvidiaDriver` prints one for every host; a deploy asks `host.get_fact(NvidiaDriver)`. Each is
+`pyinfra INVENTORY fact laoka.NvidiaDriver` prints one of them for every host; in a deploy it is `host.get_fact(NvidiaDriver)`. Each is
 one round trip of the same probe. What could not be read is {"unread": reason}, never an empty value.
 """
 
