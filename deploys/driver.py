@@ -2,7 +2,7 @@
 
 from pyinfra.context import host
 
-from roles.base.deploy import base, lock_host, unlock_host
+from roles.base.deploy import base
 from roles.cuda.deploy import cuda
 from roles.driver.deploy import driver
 from roles.firmware.deploy import firmware
@@ -17,7 +17,5 @@ power_gate()
 base()
 kernel()
 driver()
-lock_host()  # a reboot ended the connection that held it
 cuda()
 power()
-unlock_host()

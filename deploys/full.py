@@ -3,8 +3,7 @@
 from pyinfra.context import host
 
 from roles.agent.deploy import agent
-from roles.audit.deploy import audit
-from roles.base.deploy import base, lock_host, unlock_host
+from roles.base.deploy import base
 from roles.cuda.deploy import cuda
 from roles.dflash2.deploy import dflash2
 from roles.driver.deploy import driver
@@ -27,7 +26,6 @@ power_gate()
 base()
 kernel()
 driver()
-lock_host()  # a reboot ended the connection that held it
 cuda()
 agent()
 engine()
@@ -38,5 +36,3 @@ serve()
 gateway()
 watchdog()
 monitoring()
-audit()
-unlock_host()

@@ -7,7 +7,7 @@ what ran before, and stops the rollout. What did not change is not restarted; a 
 from pyinfra.context import host
 
 from roles.agent.deploy import agent
-from roles.base.deploy import base, unlock_host
+from roles.base.deploy import base
 from roles.dflash2.deploy import dflash2
 from roles.firmware.deploy import firmware
 from roles.gateway.deploy import gateway
@@ -22,4 +22,3 @@ agent()
 dflash2()
 serve()
 gateway()
-unlock_host()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -101,10 +100,7 @@ class AlertTest:
 
 @dataclass(frozen=True)
 class DeployLine:
-    """One deploy as the host's ledger has it.
-
-    `outcome` "done"; "interrupted": its connection ended before it gave the lock back; "running": it holds the lock.
-    """
+    """One deploy as the host's ledger has it. `outcome` "done", "interrupted", or "running" for the one that holds the lock."""
 
     run: str
     who: str
@@ -149,13 +145,10 @@ def read_deployed(sections: Sections) -> Maybe[Deployed]:
     files: dict[str, list[str]] = {}
     links: dict[str, str] = {}
     hashes: dict[str, str] = {}
-    held = False
     for line in output.splitlines():
         if line.startswith("@link "):
             name, _, target = line.removeprefix("@link ").partition(" ")
             links[name] = target
-        elif line == "@held":
-            held = True
         elif line.startswith("@hash "):
             digest, _, name = line.removeprefix("@hash ").partition("  ")
             hashes[name] = digest
@@ -174,7 +167,7 @@ def read_deployed(sections: Sections) -> Maybe[Deployed]:
         serving=_json(files, "/run/qwen-serve/state.json"),
         watchdog=_watchdog(_json(files, WATCHDOG_STATE)),
         alert_test=_alert_test(_json(files, ALERT_TEST)),
-        deploys=tuple(_deploys(files, held)),
+        deploys=tuple(_deploys(files)),
     )
 
 
@@ -283,7 +276,7 @@ def _alert_test(raw: Maybe[Mapping[str, Any] | None]) -> Maybe[AlertTest | None]
         return Unread(f"{ALERT_TEST} is of another form ({type(error).__name__})")
 
 
-def _deploys(files: Mapping[str, list[str]], lives: bool) -> Iterable[DeployLine]:
+def _deploys(files: Mapping[str, list[str]]) -> Iterable[DeployLine]:
     for line in files.get(f"{DEPLOYS}/ledger", []):
         found = read_deploy(line)
         if found is not None:
@@ -291,7 +284,7 @@ def _deploys(files: Mapping[str, list[str]], lives: bool) -> Iterable[DeployLine
     # The lock's first line has the form of a ledger's; its second one says by which process it is held.
     held = read_deploy(files.get(f"{DEPLOYS}/lock", [""])[0])
     if held is not None:
-        yield dataclasses.replace(held, outcome="running" if lives else "interrupted")
+        yield held
 
 
 def read_deploy(line: str) -> DeployLine | None:

@@ -298,11 +298,6 @@ main() {
                 /var/lib/laoka/speculative.json /etc/qwen-serve/vllm.yaml /etc/qwen-serve/*/vllm.yaml /run/qwen-serve/state.json \
                 /run/laoka/watchdog.json /var/lib/laoka/watchdog/alert-test.json $s/*.config $d/lock
             test -e $d/ledger && tail -n 20 $d/ledger | sed "s|^|$d/ledger:|"
-            if [ -s $d/lock ]; then
-                { read -r line; read -r boot pid ticks run; } <$d/lock
-                read -r now </proc/sys/kernel/random/boot_id
-                [ "$boot" = "$now" ] && [ "$(sed "s/.*) //" /proc/$pid/stat | cut -d " " -f 20)" = "$ticks" ] && echo "@held"
-            fi
             set -- $(sed -s 1d $s/*.config | sort -u)
             for p in /opt/laoka/agent/current /opt/laoka/engines/current /srv/laoka/models/current /srv/laoka/models/drafter "$@"; do
                 test -L "$p" && echo "@link $p $(readlink -f "$p")"; done

@@ -1,1 +1,0 @@
-"""The nightly audit of a host by itself."""
