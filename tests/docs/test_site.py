@@ -16,7 +16,7 @@ from tests.documented import ROOT
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -44,6 +44,6 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "docs" / "index.md").write_text("# Home\n\n[gone](gone.md) [no anchor](#nowhere)\n")
     (tmp_path / "mkdocs.yml").write_text(config[: config.index("nav:")] + "nav:\n  - Home: index.md\n")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "mkdocs", "build", "--strict"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode != 0 and "gone.md" in done.stderr and "#nowhere" in done.stderr

@@ -27,4 +27,4 @@ def test_from_the_operators_machine(block: Block, served_pair: tuple[HostFolder,
 @pytest.mark.parametrize("block", commands("host"), ids=lambda block: block.id)
 def test_on_a_deployed_host(block: Block, served: HostFolder) -> None:
     done = hosts.execute(served, f"bash -euo pipefail -lc {shlex.quote(block.text)}", deadline_s=300, check=False)
-    assert done.returncode == block.status, f"{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert done.status == block.status, f"{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
