@@ -192,11 +192,12 @@ class UnitRuns(FactBase[UnitState]):
     def command(self, unit: str, paths: Sequence[str], stamp: str, test: str) -> str:
         quoted = shlex.quote(unit)
         # The test is asked only of a unit that runs: the answer is known otherwise, and some tests wait long for it.
+        # In a shell of its own: one that ends by `exit 1` would end the question too.
         return (
             f"systemctl show -p ActiveState -p UnitFileState {quoted}; "
             f'echo "Config=$( {config_hash_command(paths)} )"; '
             f'echo "Noted=$(head -n 1 {shlex.quote(stamp)} 2>/dev/null)"; '
-            f"systemctl -q is-active {quoted} && {{ {test}; }} >/dev/null 2>&1 && echo Works=yes || echo Works=no"
+            f"systemctl -q is-active {quoted} && ( {test} ) >/dev/null 2>&1 && echo Works=yes || echo Works=no"
         )
 
     def process(self, output: list[str]) -> UnitState:

@@ -229,7 +229,7 @@ def retire_units(pattern: str, keep: list[str]) -> Commands:
 def wait_for(test: str, deadline_s: int, complaint: str) -> str:
     """Shell text that repeats a test every second until it succeeds; fails with a message after the deadline."""
     return (
-        f"end=$(( $(date +%s) + {deadline_s} )); until {{ {test}; }} >/dev/null 2>&1; do "
+        f"end=$(( $(date +%s) + {deadline_s} )); until ( {test} ) >/dev/null 2>&1; do "
         f'[ "$(date +%s)" -lt "$end" ] || {{ echo {shlex.quote(complaint)} >&2; exit 1; }}; sleep 1; done'
     )
 
