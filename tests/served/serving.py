@@ -29,12 +29,12 @@ class Answer:
         return json.loads(self.body)
 
 
-def post(host: HostFolder, deadline_s: float = 60, port: int = 8000, **body: object) -> Answer:
-    """Ask the engine on the host for a chat completion."""
+def post(host: HostFolder, deadline_s: float = 60, port: int = 8000, copy: str = "/dev/null", **body: object) -> Answer:
+    """Ask the engine on the host for a chat completion; what comes is written to `copy` there as it comes."""
     done = hosts.execute(
         host,
         f"curl -sN -m {deadline_s} -H 'Content-Type: application/json' -d @- -w '\\n%{{http_code}} %{{time_total}}' "
-        f"http://127.0.0.1:{port}/v1/chat/completions",
+        f"http://127.0.0.1:{port}/v1/chat/completions | tee {copy}",
         stdin=json.dumps({**CHAT, **body}),
         deadline_s=deadline_s + 20,
     )
@@ -48,12 +48,17 @@ class InFlight(threading.Thread):
 
     def __init__(self, host: HostFolder, **body: object) -> None:
         super().__init__(daemon=True)
-        self.host, self.body, self.got = host, body, None
+        self.host, self.body = host, body
+        self.copy = f"/run/in-flight-{id(self)}"
         self.answer: Answer | None = None
         self.start()
 
     def run(self) -> None:
-        self.answer = post(self.host, 120, **self.body)
+        self.answer = post(self.host, 120, copy=self.copy, **self.body)
+
+    def has_begun(self) -> bool:
+        """Whether a part of a streamed answer came: the engine's counters answer late while it streams on a small machine."""
+        return hosts.execute(self.host, f"head -c 5 {self.copy} 2>/dev/null").stdout == "data:"
 
     def result(self) -> Answer:
         self.join(150)

@@ -75,19 +75,6 @@ def comes_back(host: HostFolder, failed: Record, before: set[int], restarts: int
     assert post(host, max_tokens=2).status == 200
 
 
-def running(host: HostFolder, **body: object) -> InFlight:
-    """A request that the engine works on: one that was over before the engine's counters showed it is asked again."""
-    asked = [InFlight(host, **body)]
-
-    def runs() -> bool:
-        if asked[-1].answer is not None:
-            asked.append(InFlight(host, **body))
-        return running_requests(host) >= 1
-
-    until(runs, 120, "a request runs")
-    return asked[-1]
-
-
 def restarts_of(host: HostFolder) -> int:
     return int(show(host, "NRestarts")[0])
 
@@ -119,7 +106,8 @@ def test_engine_frozen_while_idle_health_says_200_and_only_a_completion_finds_it
 def test_engine_frozen_in_mid_request_is_told_from_a_busy_one(alone: HostFolder) -> None:
     host = alone
     before, restarts = engine_processes(host), restarts_of(host)
-    flight = running(host, max_tokens=3900, stream=True)
+    flight = InFlight(host, max_tokens=3900, stream=True)
+    until(flight.has_begun, 60, "the request runs")
     faults.apply(host, "engine-frozen", clear=False)
     failed = until_failed(host, NAMED_S)
     assert failed.kind == "engine_frozen" and "requests running" in failed.detail and "no token for" in failed.detail
@@ -152,7 +140,9 @@ def test_api_server_killed_leaves_no_orphan_that_keeps_the_memory(alone: HostFol
 def test_stopped_with_requests_in_flight_they_are_finished(alone: HostFolder) -> None:
     host = alone
     flights = [InFlight(host, max_tokens=2000, stream=stream) for stream in (True, False)]
-    until(lambda: running_requests(host) >= 2, 60, "both requests run")
+    until(flights[0].has_begun, 60, "the streamed request runs")
+    connected = "ss -Htn state established '( dport = :8000 )' | wc -l"
+    assert int(hosts.execute(host, connected, check=True).stdout) >= 2, "both requests run"
     hosts.execute(host, "systemctl stop qwen-serve", deadline_s=90, check=True)
     streamed, whole = (flight.result() for flight in flights)
     assert (
