@@ -131,6 +131,8 @@ class Case:
     """The unit is down because somebody stopped it, or because too few cards are left."""
     engine_starting: bool = False
     """The unit is on its way up: it has a start deadline of its own, and another restart would only begin anew."""
+    engine_final: bool = False
+    """What the unit was told to run can't run: it ended with the status after which systemd leaves it alone."""
     engine_looked_at: bool = True
     """Its sensors have looked since the watchdog started: what an earlier run saw may be long over."""
     checking: bool = False
@@ -220,6 +222,8 @@ def decide(case: Case, rules: Rules, attempts: Sequence[Attempt], now_run_s: flo
         return Decision("gave_up", reason="fenced", rungs=rungs)
     if steps[0] == "restart_engine" and case.engine_stopped:
         return Decision("nothing", reason="stopped", rungs=rungs)
+    if steps[0] == "restart_engine" and case.engine_final and not case.drill:
+        return Decision("gave_up", reason="final", rungs=rungs)
     if steps[0] == "restart_engine" and case.engine_starting and not case.drill:
         return Decision("wait", reason="starting", rungs=rungs)
     if steps[0] == "restart_engine" and not case.engine_looked_at and not case.drill:

@@ -94,6 +94,7 @@ def case_of(
         checking=healed_s is not None and healed_s < config.nvml_interval_s + config.nvml_deadline_s + CHECK_S,
         engine_stopped=stopped or bool(fences and too_few),
         engine_starting=unit_facts.get("active") == "activating",
+        engine_final=bool(unit_facts.get("final")),
         engine_looked_at=(not config.unit or unit is not None) and (not config.completion_url or completion is not None),
         drill=incident.drill,
     )

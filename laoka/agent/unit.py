@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from laoka.agent.signals import Reading, Signal
 from laoka.process import Completed, run
+from laoka.serving.failure import FINAL_STATUS
 
-PROPERTIES = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts")
+PROPERTIES = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts", "ExecMainStatus")
 DEADLINE_S = 5.0
 DOWN_LOOKS = 2
 """A restart passes through "inactive" for a moment: only what is down twice in a row is down."""
@@ -22,7 +23,16 @@ class UnitState:
     sub: str = ""
     result: str = ""
     restarts: int | None = None
+    status: int | None = None
+    """The exit status of its main process."""
     fault: str = ""
+
+    @property
+    def final(self) -> bool:
+        """It ended with the status after which systemd leaves it alone (RestartPreventExitStatus in the unit): what it was told
+        to run can't run, and a restart changes nothing about that.
+        """
+        return self.active == "failed" and self.result == "exit-code" and self.status == FINAL_STATUS
 
 
 @dataclass(frozen=True)
@@ -48,14 +58,18 @@ def parse_show(done: Completed) -> UnitState:
     values = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     if "ActiveState" not in values:
         return UnitState(fault="systemctl show: no ActiveState in its answer")
-    restarts = values.get("NRestarts", "")
     return UnitState(
         values.get("LoadState", ""),
         values["ActiveState"],
         values.get("SubState", ""),
         values.get("Result", ""),
-        int(restarts) if restarts.isascii() and restarts.isdecimal() else None,
+        _count(values.get("NRestarts", "")),
+        _count(values.get("ExecMainStatus", "")),
     )
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def judge(unit: str, state: UnitState, memory: UnitMemory) -> tuple[Reading, UnitMemory]:
@@ -63,6 +77,7 @@ def judge(unit: str, state: UnitState, memory: UnitMemory) -> tuple[Reading, Uni
     up again).
     """
     facts = {"unit": unit, "active": state.active, "sub": state.sub, "result": state.result, "restarts": state.restarts}
+    facts |= {"final": state.final}
     if state.fault:
         return Reading("unit", "unknown", detail=state.fault, facts=facts), memory
     shown = "not installed" if state.load == "not-found" else f"{state.active} ({state.sub})"

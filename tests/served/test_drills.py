@@ -180,7 +180,12 @@ def test_a_flag_that_the_engine_refuses_is_final_named_and_told(alone: HostFolde
     found = record(host)
     assert (found.state, found.kind) == ("failed", "bad_flag") and "unrecognized arguments: --no-such-flag" in found.detail
     assert show(host, "ExecMainStatus") == ("2",)
-    until(lambda: len(endpoint.read_alerts(host.lab.alerts)) > known, 120, "the watchdog told it")
+    until(
+        lambda: any("would not help" in str(alert) for alert in endpoint.read_alerts(host.lab.alerts)[known:]),
+        120,
+        "the watchdog told that it is a person's",
+    )
+    assert show(host, "ActiveState", "ExecMainStatus") == ("failed", "2"), "and left it alone"
     last_word = hosts.execute(host, "journalctl -t qwen-serve-failed -o cat -n 3 --no-pager", check=True).stdout
     assert "down for good: the watchdog tells" in last_word
     hosts.execute(host, "systemctl stop qwen-watchdog", deadline_s=60, check=True)

@@ -22,6 +22,9 @@ def test_parse_show() -> None:
     assert show("", 1, "Failed to connect to bus\n").fault == "systemctl show: Failed to connect to bus"
     assert show("nonsense").fault
     assert show("ActiveState=active\nNRestarts=[not set]\n").restarts is None
+    failed = "LoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\nNRestarts=0\nExecMainStatus="
+    assert [show(failed + status).final for status in ("2", "1", "0", "")] == [True, False, False, False]
+    assert not show("ActiveState=activating\nResult=exit-code\nExecMainStatus=2").final
 
 
 def states(*names: str) -> list[list[str]]:

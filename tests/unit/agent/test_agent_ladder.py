@@ -74,6 +74,12 @@ def test_an_engine_that_systemd_is_starting_is_not_restarted_on_its_way_up(incid
     assert decide(replace(case, engine_starting=False), Rules("engine-only"), (), 0.0).step == "restart_engine"
 
 
+@pytest.mark.parametrize("incident_class", ["engine_dead", "engine_stuck"])
+def test_an_engine_that_refuses_its_flags_is_a_persons(incident_class: str) -> None:
+    decision = decide(Case("i1", incident_class, engine_final=True), Rules("full", reboot=True), (), 0.0)
+    assert (decision.mode, decision.reason) == ("gave_up", "final")
+
+
 def test_an_engine_is_not_restarted_for_what_an_earlier_run_of_the_watchdog_saw() -> None:
     case = Case("i1", "engine_dead", engine_looked_at=False)
     assert decide(case, Rules("engine-only"), (), 0.0).mode == "wait"
