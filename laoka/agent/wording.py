@@ -100,7 +100,8 @@ def of_step(incident: Incident, step: str, config: Config) -> Words:
 def of_end(incident: Incident, decision: Decision, tried: Sequence[Row], config: Config) -> Words:
     """What is told when the ladder is at its end: a card was given up, or a person has to come."""
     reason = text(f"watchdog.hindrance.{decision.reason or 'tried_all'}", config.lang)
-    return _of_ladder("gave_up", incident, config, reason=reason, steps=steps_done(tried, config))
+    steps = steps_done(tried, config) or text("watchdog.tried_nothing", config.lang)
+    return _of_ladder("gave_up", incident, config, reason=reason, steps=steps)
 
 
 def _of_ladder(name: str, incident: Incident, config: Config, **more: str) -> Words:
