@@ -10,11 +10,21 @@ from laoka.host.probe import script
 from laoka.host.report import HostReport
 
 
+def read_command() -> str:
+    """Shell text that runs the probe, whatever the login shell is."""
+    return f"sh -c {shlex.quote(script())}"
+
+
+def read(output: list[str]) -> HostReport:
+    """The report out of the lines that the probe printed."""
+    return HostReport.from_probe("\n".join(output) + "\n")
+
+
 class Report(FactBase[HostReport]):
     """What the host is, read by laoka's probe. It only reads, and ends within its own deadline."""
 
     def command(self) -> str:
-        return f"sh -c {shlex.quote(script())}"
+        return read_command()
 
     def process(self, output: list[str]) -> HostReport:
-        return HostReport.from_probe("\n".join(output) + "\n")
+        return read(output)
