@@ -253,7 +253,7 @@ def verify(config: Config, fenced: frozenset[str], *, with_engine: bool) -> str:
     run(["systemctl", "start", PERSISTENCE_UNIT], deadline_s=UNIT_DEADLINE_S)
     said.append(apply_caps(config))
     if config.nvml == "required":
-        answer = nvml.Prober(config.nvml_deadline_s).ask()
+        answer = nvml.ask_once(config.nvml_deadline_s)
         reading = nvml.judge(config, answer)
         bad = [
             signal.seen

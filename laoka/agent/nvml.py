@@ -1,17 +1,18 @@
-"""The NVML sensor: temperatures, power limit, retired pages and lost cards, asked by a child that has a deadline.
-
-At most one child at a time. One that can't be ended (it hangs in the driver, in D state) is left alone, counted, and no other is
-started until it is gone: each would hang as well.
+"""The NVML sensor: temperatures, power limit, retired pages and lost cards, asked by a child that has a deadline
+(laoka.agent.nvml_probe).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from laoka.agent.config import Config, ExpectedGpu
@@ -21,7 +22,9 @@ from laoka.host.pci_address import normal
 
 # Numbers of nvml.h (nvmlReturn_t).
 NOT_LOADED, NO_LIBRARY, MISMATCH, NOT_FOUND = 9, 12, 18, 6
-KILL_WAIT_S = 2.0
+START_S = 10.0
+"""What the start of that process may take on a busy host; the wait for a child that was killed is in it."""
+END_S = 2.0
 HOT_AGAIN_BELOW_C = 3
 """A card that was too hot is cool again when it is so much below the limit."""
 PAGES_MANY = 60
@@ -34,38 +37,69 @@ MAX_ANSWER_BYTES = 1024 * 1024
 
 @dataclass
 class Prober:
-    """Runs the child. `hung` are children that did not die of SIGKILL; they are looked at again before the next one."""
+    """Talks to the process that asks NVML, which is started when it is first needed and again when it is gone."""
 
     deadline_s: float
     argv: tuple[str, ...] = (sys.executable, "-I", "-m", "laoka.agent.nvml_probe")
-    hung: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    asker: subprocess.Popen[bytes] | None = None
 
     def ask(self) -> dict[str, Any]:
-        """The child's answer; {"hung": N} when it did not come in time, {"broken": why} when it was none."""
-        self.hung = [child for child in self.hung if child.poll() is None]
-        if self.hung:
-            return {"hung": len(self.hung)}
-        # Not laoka.process: it forgets a child that it had to abandon, and here "is it gone yet?" is the question.
-        # A file, not a pipe: a child in D state would keep a pipe open for ever.
-        with tempfile.TemporaryFile() as out:
-            child = subprocess.Popen(
-                self.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
-            )
-            try:
-                status = child.wait(self.deadline_s)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                try:
-                    child.wait(KILL_WAIT_S)
-                except subprocess.TimeoutExpired:
-                    self.hung.append(child)
-                return {"hung": len(self.hung)}
-            out.seek(0)
-            try:
-                answer = json.loads(out.read(MAX_ANSWER_BYTES))
-            except ValueError:
-                answer = None
-            return answer if isinstance(answer, dict) else {"broken": f"the NVML child ended with status {status} and no answer"}
+        """The answer; {"hung": N} when it did not come in time, {"broken": why} when it was none."""
+        line = b""
+        try:
+            if self.asker is None:
+                # Not laoka.process: that one starts, waits and forgets, and this process stays.
+                self.asker = subprocess.Popen(
+                    self.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+                )
+            assert self.asker.stdin is not None and self.asker.stdout is not None
+            self.asker.stdin.write(f"{self.deadline_s}\n".encode())
+            self.asker.stdin.flush()
+            line = _read_line(self.asker.stdout.fileno(), self.deadline_s + START_S)
+            answer = json.loads(line)
+        except (OSError, ValueError):
+            answer = None
+        if isinstance(answer, dict):
+            return answer
+        return {"broken": f"the process that asks NVML {self.close()} and gave no answer"}
+
+    def close(self) -> str:
+        """End that process; how it ended, in words."""
+        asker, self.asker = self.asker, None
+        if asker is None:
+            return "did not start"
+        for pipe in (asker.stdin, asker.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            return f"ended with status {asker.wait(END_S)}"
+        except subprocess.TimeoutExpired:
+            asker.kill()
+            asker.wait()
+        return "hung"
+
+
+def ask_once(deadline_s: float) -> dict[str, Any]:
+    """One answer, by a process of its own."""
+    prober = Prober(deadline_s)
+    try:
+        return prober.ask()
+    finally:
+        prober.close()
+
+
+def _read_line(descriptor: int, deadline_s: float) -> bytes:
+    """A line; what came until then when it does not come in time, ends or is longer than an answer can be."""
+    found, until_s = b"", time.monotonic() + deadline_s
+    while not found.endswith(b"\n") and len(found) < MAX_ANSWER_BYTES:
+        if not select.select([descriptor], [], [], max(0.0, until_s - time.monotonic()))[0]:
+            break
+        part = os.read(descriptor, 65536)
+        if not part:
+            break
+        found += part
+    return found
 
 
 def judge(

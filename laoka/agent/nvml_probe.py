@@ -1,22 +1,28 @@
-"""Asks NVML once and prints JSON; always run as a child of its own: a wedged card makes any of these calls hang for ever.
+"""Asks NVML, each time in a child that it forks: a wedged card makes any of these calls hang for ever.
 
-A fresh process each time, on purpose: a long-lived one keeps the library it loaded, and would go on talking to the old kernel
-module after an update that breaks every new program.
+For each deadline (seconds) on a line of its standard input it prints one line of JSON, and ends when its input ends. It never calls
+NVML itself: the library is loaded by the child, afresh each time, because one that was loaded before goes on talking to the old
+kernel module after an update that breaks every new program. Forking saves the start of Python and of pynvml, which is twenty times
+what the questions cost, twice a minute for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 if __name__ == "__main__":
-    # pynvml imports find_library and calls it nowhere on Linux; what comes with it (shutil, subprocess, compressors) is a tenth or
-    # more of what this child costs, twice a minute for ever.
+    # pynvml imports find_library and calls it nowhere on Linux; what comes with it (shutil, subprocess, compressors) would stay in
+    # memory for ever.
     _unused = ModuleType("ctypes.util")
     vars(_unused)["find_library"] = lambda name: None
     sys.modules.setdefault("ctypes.util", _unused)
@@ -112,5 +118,74 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
+KILL_WAIT_S = 2.0
+
+
+@dataclass
+class Asker:
+    """Asks by a child that has a deadline, at most one at a time. `hung` are children that did not die of SIGKILL (they hang in the
+    driver, in D state): they are left alone and counted, and no other is started until they are gone: each would hang as well.
+    """
+
+    probe: Callable[[], dict[str, Any]]
+    hung: list[int] = field(default_factory=list)
+
+    def ask(self, deadline_s: float) -> dict[str, Any]:
+        """The child's answer; {"hung": N} when it did not come in time, {"broken": why} when it was none."""
+        self.hung = [pid for pid in self.hung if not _gone(pid)]
+        if self.hung:
+            return {"hung": len(self.hung)}
+        # A file, not a pipe: a child in D state would keep a pipe open for ever.
+        out = os.memfd_create("nvml")
+        pid = os.fork()
+        if pid == 0:
+            _child(self.probe, out)
+        with os.fdopen(out, "rb") as answer:
+            child = os.pidfd_open(pid)
+            try:
+                if not select.select([child], [], [], deadline_s)[0]:
+                    os.kill(pid, signal.SIGKILL)
+                    if select.select([child], [], [], KILL_WAIT_S)[0]:
+                        os.waitpid(pid, 0)
+                    else:
+                        self.hung.append(pid)
+                    return {"hung": len(self.hung)}
+            finally:
+                os.close(child)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            answer.seek(0)
+            try:
+                found = json.loads(answer.read())
+            except ValueError:
+                found = None
+        return found if isinstance(found, dict) else {"broken": f"the NVML child ended with status {status} and no answer"}
+
+
+def _child(probe: Callable[[], dict[str, Any]], out: int) -> NoReturn:
+    """The child: writes its answer and ends, whatever happens."""
+    status = 1
+    try:
+        os.setsid()
+        # The pipes to the watchdog are not the child's: one that hangs would keep them open.
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        os.write(out, json.dumps(probe()).encode())
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _gone(pid: int) -> bool:
+    return os.waitpid(pid, os.WNOHANG)[0] != 0
+
+
+def main() -> None:
+    """An answer for every deadline until the input ends."""
+    asker = Asker(probe)
+    for line in sys.stdin:
+        print(json.dumps(asker.ask(float(line))), flush=True)
+
+
 if __name__ == "__main__":
-    json.dump(probe(), sys.stdout)
+    main()

@@ -32,7 +32,7 @@ NVML_DEADLINE_S = 30.0
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
     """What the real NVML says, asked as the watchdog asks."""
-    return nvml.Prober(NVML_DEADLINE_S).ask()
+    return nvml.ask_once(NVML_DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,17 @@ def test_every_card_is_alive_on_the_bus(expected: tuple[ExpectedGpu, ...]) -> No
 
 def test_one_look_costs_little(expected: tuple[ExpectedGpu, ...]) -> None:
     """Prints what an NVML child and a look at the bus take on this host; fails only when a child needs more than its deadline."""
+    prober = nvml.Prober(NVML_DEADLINE_S)
+    prober.ask()
     started = os.times()
     began_s = time.monotonic()
-    assert "hung" not in nvml.Prober(NVML_DEADLINE_S).ask()
+    for _ in range(10):
+        assert "hung" not in prober.ask()
+    took_s = time.monotonic() - began_s
+    prober.close()
     ended = os.times()
-    child_s = ended.children_user + ended.children_system - started.children_user - started.children_system
-    print(f"NVML child: {time.monotonic() - began_s:.3f} s of wall time, {child_s:.3f} s of CPU")
+    cpu_s = ended.children_user + ended.children_system - started.children_user - started.children_system
+    print(f"NVML asked: {took_s / 10:.3f} s of wall time; {cpu_s:.3f} s of CPU for eleven times and the start")
     kinds: dict[str, bool] = {}
     pci.read_devices("/sys", expected, kinds)
     began_s = time.process_time()
@@ -149,7 +154,7 @@ def test_a_drill_goes_from_the_kernel_log_to_an_alert(host: Host) -> None:
 
 
 def test_the_card_is_as_it_was(host: Host, answer: dict[str, Any]) -> None:
-    again = nvml.Prober(NVML_DEADLINE_S).ask()
+    again = nvml.ask_once(NVML_DEADLINE_S)
     for before, after in zip(answer["cards"], again["cards"], strict=True):
         for key in ("uuid", "power_limit_w", "lost", "pages_pending"):
             assert before[key] == after[key], key

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laoka.agent import nvml
+from laoka.agent import nvml, nvml_probe
 from laoka.agent.config import Config, ExpectedGpu
 from laoka.sandbox import card, packages
 
@@ -108,47 +110,70 @@ def test_no_answer_is_ok_by_accident(reply: dict[str, Any]) -> None:
 # ---- the child ----
 
 
+def sleeps() -> dict[str, Any]:
+    time.sleep(60)
+    return {}
+
+
 def test_a_child_that_hangs_is_ended_at_its_deadline() -> None:
-    prober = nvml.Prober(0.2, (sys.executable, "-c", "import time; time.sleep(60)"))
+    asker = nvml_probe.Asker(sleeps)
     started = time.monotonic()
-    assert prober.ask() == {"hung": 0}
+    assert asker.ask(0.2) == {"hung": 0}
     assert time.monotonic() - started < 3
-    assert prober.hung == []
+    assert asker.hung == []
     assert kinds({"hung": 0}) == ["nvml_hung"]
 
 
 def test_a_child_that_can_not_be_ended_is_not_joined_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "KILL_WAIT_S", 0.05)
-    started: list[str] = []
-
-    class Wedged:
-        """A child in D state: SIGKILL does not end it."""
-
-        alive = True
-
-        def __init__(self, *argv: object, **options: object) -> None:
-            started.append("child")
-
-        def wait(self, seconds: float) -> int:
-            raise nvml.subprocess.TimeoutExpired("nvml", seconds)
-
-        def kill(self) -> None:
-            pass
-
-        def poll(self) -> int | None:
-            return None if Wedged.alive else -9
-
-    monkeypatch.setattr(nvml.subprocess, "Popen", Wedged)
-    prober = nvml.Prober(0.01)
-    assert [prober.ask() for _ in range(3)] == [{"hung": 1}] * 3
-    assert started == ["child"]
-    Wedged.alive = False
-    assert prober.ask() == {"hung": 1}
-    assert started == ["child", "child"]
+    # As a child in D state, which SIGKILL does not end: no signal arrives.
+    killed: list[int] = []
+    real = os.kill
+    monkeypatch.setattr(nvml_probe, "KILL_WAIT_S", 0.05)
+    monkeypatch.setattr(nvml_probe.os, "kill", lambda pid, number: killed.append(pid))
+    asker = nvml_probe.Asker(sleeps)
+    assert [asker.ask(0.01) for _ in range(3)] == [{"hung": 1}] * 3
+    (pid,) = set(killed)
+    assert asker.hung == [pid] and len(killed) == 1
+    real(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    asker.probe = lambda: {"error": 0}
+    assert asker.ask(10) == {"error": 0}
 
 
-def test_a_child_that_says_nonsense_is_broken() -> None:
-    assert "no answer" in nvml.Prober(10, (sys.executable, "-c", "print('x')")).ask()["broken"]
+def test_a_child_that_dies_or_says_nonsense_is_broken() -> None:
+    def dies() -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    assert nvml_probe.Asker(dies).ask(10) == {"broken": "the NVML child ended with status -9 and no answer"}
+    assert "no answer" in nvml_probe.Asker(lambda: 1 / 0).ask(10)["broken"]  # type: ignore[arg-type, return-value]
+    assert "no answer" in nvml_probe.Asker(list).ask(10)["broken"]  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("code", ["print('x')", "input(); print('x')", "print('[]')", "raise SystemExit(3)"])
+def test_a_process_that_does_not_answer_is_broken_and_started_again(code: str) -> None:
+    prober = nvml.Prober(10, (sys.executable, "-c", code))
+    assert "gave no answer" in prober.ask()["broken"]
+    assert prober.asker is None
+    assert "gave no answer" in prober.ask()["broken"]
+
+
+def test_the_process_that_asks_is_kept_and_ends_with_us(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card.create(tmp_path, (card.v100_pcie_32gb(),))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setenv("LAOKA_SANDBOX_GPU_CONF", str(tmp_path / "gpu.conf"))
+    prober = nvml.Prober(10)
+    assert prober.ask()["error"] == 0
+    first = prober.asker
+    assert first is not None and prober.ask()["error"] == 0 and prober.asker is first
+    maps = Path(f"/proc/{first.pid}/maps").read_text()
+    assert "libnvidia-ml" not in maps, "it is loaded by the child alone"
+    first.kill()
+    first.wait()
+    assert "gave no answer" in prober.ask()["broken"] and prober.ask()["error"] == 0
+    second = prober.asker
+    assert second is not None and second is not first
+    assert prober.close() == "ended with status 0" and second.poll() == 0
 
 
 @pytest.fixture(scope="module")
@@ -199,4 +224,6 @@ def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         "pynvml.CDLL = missing\n"
         "runpy.run_module('laoka.agent.nvml_probe', run_name='__main__')\n"
     )
-    assert kinds(nvml.Prober(10, (sys.executable, "-c", code)).ask()) == ["nvml_no_library"]
+    prober = nvml.Prober(10, (sys.executable, "-c", code))
+    assert kinds(prober.ask()) == ["nvml_no_library"]
+    prober.close()
