@@ -20,7 +20,7 @@ from laoka.process import run
 from laoka.sandbox.lab import hosts, open_lab
 
 ROOT = Path(__file__).resolve().parent
-COLUMNS = 110
+COLUMNS = 114
 MAX_LINES = 70
 
 
