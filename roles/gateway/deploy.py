@@ -29,6 +29,7 @@ from roles.gateway.config import (
     refusals,
     split_listen,
 )
+from roles.secrets import secret_file
 from roles.serve.deploy import ServeSettings, served
 from roles.settings import InventoryError, RoleSettings, data_of
 
@@ -48,7 +49,7 @@ class GatewaySettings(RoleSettings):
     gateway_listen: str = "127.0.0.1:8080"
     """Address and port that clients use, such as 0.0.0.0:8080; beyond the host itself only with keys."""
     gateway_keys_file: str | None = None
-    """File on your machine with clients' keys, `NAME KEY` a line; hosts get their hashes. None: no key, on loopback only."""
+    """File on your machine (or env:NAME, sops:FILE) with clients' keys, `NAME KEY` a line; hosts get hashes. None: on loopback."""
     gateway_tls_pem_file: str | None = None
     """File on your machine with certificate chain and private key in PEM; None: no TLS."""
     gateway_tls_ca_file: str | None = None
@@ -129,10 +130,9 @@ def checked(name: str, settings: GatewaySettings) -> tuple[Key, ...]:
             raise InventoryError(f"host {name}: {path} is not there")
     if settings.gateway_keys_file is None:
         return ()
-    file = Path(settings.gateway_keys_file).expanduser()
     try:
-        return parse_keys(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, ValueError) as error:
+        return parse_keys(secret_file(settings.gateway_keys_file), settings.gateway_keys_file)
+    except ValueError as error:
         raise InventoryError(f"host {name}: gateway_keys_file: {error}") from None
 
 

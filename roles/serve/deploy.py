@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ from roles.dflash2.plan import FLAG
 from roles.engine.commands import ENGINES
 from roles.model.deploy import CURRENT
 from roles.plan import locked_stack
+from roles.secrets import secret_file
 from roles.serve.unit import (
     INSTANCE_NAME,
     NVIDIA_GROUPS,
@@ -75,7 +77,7 @@ class ServeSettings(RoleSettings):
     serve_instances: dict[InstanceName, ServeInstance] = {}
     """Several servers on one host, by name: {"a": {"port": 8001, "gpus": ["0000:03:00.0"]}, ...}; empty: one, qwen-serve."""
     serve_api_key_file: str | None = None
-    """File on your machine with a key that the engine itself asks for on loopback; None: none. Clients' keys are the gateway's."""
+    """File on your machine (or env:NAME, sops:FILE#KEY) with a key that the engine asks for on loopback; None: none."""
     serve_start_deadline_s: int = 1200
     """How long a start may take until the first completion; a cold start on 4 V100 was 271 s (1Cat-vLLM 1.5.1)."""
     serve_shutdown_s: int = 30
@@ -248,10 +250,11 @@ def _files(settings: ServeSettings, one: Served, version: int) -> None:
         env=dict(one.env),
     )  # fmt: skip
     if one.key:
-        source = Path(settings.serve_api_key_file or "").expanduser()
-        if not source.is_file():
-            raise InventoryError(f"host {host.name}: serve_api_key_file {source} is not there: write the key into it, one line")
-        files.put(name=f"The engine's own key{label}", src=str(source), dest=_staged(one, one.key), mode="600")
+        try:
+            key = secret_file(settings.serve_api_key_file or "")
+        except ValueError as error:
+            raise InventoryError(f"host {host.name}: serve_api_key_file {error}, with the key in it, one line") from None
+        files.put(name=f"The engine's own key{label}", src=StringIO(f"{key}\n"), dest=_staged(one, one.key), mode="600")
     gpus = BaseSettings.of(host).expected_gpus
     files.template(
         name=f"Unit{label}", src=str(TEMPLATES / "qwen-serve.service.j2"), dest=_staged(one, one.unit_path), mode="644",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from roles.secrets import secret
 
 Service = Literal[
     "wecom", "dingtalk", "feishu", "lark", "bark", "serverchan", "pushplus", "telegram", "ntfy", "email", "slack", "discord",
@@ -36,7 +37,7 @@ FIELDS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
 class AlertChannel(BaseModel):
     """One channel: `service`, the fields of that service, and `severities` where it does not take all.
 
-    A value that begins with @ names a file on the operator's machine that holds it, so that no secret stands in the inventory.
+    A value may be @FILE, env:NAME or sops:FILE#KEY (roles.secrets), so that no secret stands in the inventory.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -60,17 +61,7 @@ class AlertChannel(BaseModel):
     def values(self) -> dict[str, str]:
         """Its fields, defaults filled in, files read. Errors: ValueError with what to do."""
         given: dict[str, Any] = dict(self.model_extra or {})
-        return {name: _secret(str(value)) for name, value in {**FIELDS[self.service][1], **given}.items()}
-
-
-def _secret(value: str) -> str:
-    if not value.startswith("@"):
-        return value
-    path = Path(value[1:]).expanduser()
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}: a value that begins with @ names a file on your machine") from None
+        return {name: secret(str(value)) for name, value in {**FIELDS[self.service][1], **given}.items()}
 
 
 def url(channel: AlertChannel) -> str:
@@ -115,5 +106,5 @@ def _at_a_server(service: str, values: Mapping[str, str], part: Mapping[str, str
 def lines(channels: Sequence[AlertChannel], heartbeat_url: str | None) -> str:
     """The lines of the hosts' file of addresses. Errors: ValueError."""
     found = [f"{','.join(channel.severities)} = {url(channel)}" if channel.severities else url(channel) for channel in channels]
-    found += [f"heartbeat = {_secret(heartbeat_url)}"] if heartbeat_url else []
+    found += [f"heartbeat = {secret(heartbeat_url)}"] if heartbeat_url else []
     return "".join(f"{line}\n" for line in found)

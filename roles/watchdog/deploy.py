@@ -16,6 +16,7 @@ from laoka.operations.steps import http_test, run_unit
 from roles.agent.deploy import HOME, PYTHON
 from roles.base.deploy import BaseSettings
 from roles.power.deploy import PowerSettings
+from roles.secrets import secret_file
 from roles.serve.deploy import ServeSettings
 from roles.settings import InventoryError, RoleSettings
 from roles.watchdog import channels
@@ -35,7 +36,7 @@ class WatchdogSettings(RoleSettings):
     """Settings of the watchdog."""
 
     alert_urls_file: str | None = None
-    """File on your machine with apprise addresses, one a line; it is copied to the hosts for root only. None: no alerts."""
+    """File on your machine (or env:NAME, sops:FILE) with apprise addresses, one a line; root's alone on hosts. None: no alerts."""
     alert_channels: tuple[AlertChannel, ...] = ()
     """Alert channels, such as {"service": "wecom", "key": "@~/secrets/wecom", "severities": ["critical"]}; see docs/alerts.md."""
     heartbeat_url: str | None = None
@@ -96,10 +97,10 @@ def alert_urls(own: WatchdogSettings, name: str) -> str:
     """The file of addresses of one host: the operator's own file, then the inventory's channels. Errors: InventoryError."""
     found = ""
     if own.alert_urls_file:
-        path = Path(own.alert_urls_file).expanduser()
-        if not path.is_file():
-            raise InventoryError(f"host {name}: alert_urls_file {path} is not there: write one address a line into it")
-        found = path.read_text(encoding="utf-8").rstrip("\n") + "\n"
+        try:
+            found = secret_file(own.alert_urls_file) + "\n"
+        except ValueError as error:
+            raise InventoryError(f"host {name}: alert_urls_file {error}, with one address a line") from None
     try:
         found += channels.lines(own.alert_channels, own.heartbeat_url)
     except ValueError as error:
