@@ -410,7 +410,10 @@ def moved(
 
     def adds(name: str, version: str) -> bool:
         wrong_kind = target.flavour == "proprietary" and any(fnmatch.fnmatchcase(name, glob) for glob in OPEN)
-        return name not in state.packages and belongs(name) and target.fits(version) and not wrong_kind
+        # What has a version of its own (libnvidia-egl-wayland1 1.1.10 of Debian) belongs to no branch.
+        right = target.fits(version) or re.match(r"\d{3}\.\d+", upstream_version(version)) is None
+        by_kernel = any(fnmatch.fnmatchcase(name, glob) for glob in KERNEL_MODULES)
+        return name not in state.packages and belongs(name) and right and not by_kernel and not wrong_kind
 
     found = []
     for label, simulation in simulations.items():

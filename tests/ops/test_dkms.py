@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from laoka.sandbox import hosts, vm
+from laoka.sandbox import hosts, packages, vm
 from laoka.sandbox.lab import HostFolder, open_lab
 from tests.conftest import new_lab
 from tests.hosts import INVENTORY, ROOT, Deployed, environment, pyinfra
-from tests.ops.drivers import CHANGE, say
+from tests.ops.drivers import CHANGE, loaded, say
 
 pytestmark = pytest.mark.dkms
 DEPLOY = str(Path(__file__).parent / "deploy_driver.py")
@@ -98,3 +98,24 @@ def test_the_kernel_takes_the_module(host: HostFolder, kernel: str, version: str
         log = vm.execute(guest, "dmesg", check=True).stdout
         assert "NVRM: No NVIDIA GPU found." in log and "module license 'NVIDIA' taints kernel" in log
         assert "disagrees about version of symbol" not in log and "Unknown symbol" not in log
+
+
+def test_the_next_run_ends_the_change_and_the_pins_hold_over_debians_archive(
+    host: HostFolder, kernel: str, version: str, tmp_path: Path
+) -> None:
+    """From here on the real library of a driver without a card is covered by the simulated one, of the same version."""
+    library = tmp_path / "libnvidia-ml.so"
+    packages.compile_nvml(library, version)
+    place = f"/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.{version}"
+    (host.root / place.lstrip("/")).write_bytes(library.read_bytes())
+    smi = host.root / "usr/local/bin/nvidia-smi"
+    smi.write_text(packages.smi_text())
+    smi.chmod(0o755)
+    done = deploy(host, kernel, "-y")
+    assert done.status == 0, done.stderr[-2500:]
+    assert "why: an earlier run began a change and did not end it" in done.stderr
+    assert "the pins hold: " in done.stderr
+    assert loaded(host) == version
+    held = set(say(host, "apt-mark showhold").split())
+    assert {"nvidia-kernel-dkms", "nvidia-smi", "libcuda1", f"linux-image-{kernel}", f"linux-headers-{kernel}"} <= held
+    assert deploy(host, kernel, "-y").changed(host.name) == []

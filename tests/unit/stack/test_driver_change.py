@@ -362,6 +362,8 @@ def test_what_apt_would_move() -> None:
         ("nvidia-utils-580-server", NEW + UBUNTU, (), True),  # it is there, on hold
         ("nvidia-dkms-580-server-open", NEW + UBUNTU, (), True),
         ("nvidia-driver-595", "595.71.03", (), True),
+        ("libnvidia-egl-wayland1", "1:1.1.10-1", (), False),
+        ("linux-modules-nvidia-580-server-6.14.0-33-generic", "6.14.0-33.33", (), True),
     ],
 )
 def test_a_part_in_the_wanted_version_moves_nothing(name: str, version: str, removes: tuple[str, ...], moves: bool) -> None:
