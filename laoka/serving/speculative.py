@@ -24,7 +24,8 @@ Method = Literal["dflash2", "mtp", "none"]
 Wanted = Literal["auto", "dflash2", "mtp", "none", "measure"]
 
 NOT_MEASURED = (
-    "wanted, not done: laoka bench run URL --host HOST --baseline -o FILE, then speculative_measured = FILE; until then as auto"
+    "wanted, not done: laoka bench run URL --host HOST --baseline -o FILE.json, then speculative_measured = FILE.json; "
+    "until then as auto"
 )
 
 

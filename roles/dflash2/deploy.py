@@ -32,7 +32,7 @@ class SpeculativeSettings(RoleSettings):
     """auto: DFlash2 where the host proves it and it fits, else MTP, else none. measure: what speculative_measured found fastest
     on this host; as auto, and noted as wanted, until there is such a file."""
     speculative_measured: str | None = None
-    """File on your machine that `laoka bench run URL --host HOST --baseline -o FILE` wrote for this host."""
+    """File on your machine that `laoka bench run URL --host HOST --baseline -o FILE.json` wrote for this host."""
     drafter_source: str | tuple[str, ...] | None = None
     """Where the drafter comes from, as model_source; None: the hubs and hosts among model_source, or else hf."""
     drafter_pins: dict[str, str] = {}
@@ -71,7 +71,7 @@ def measurement_of(settings: SpeculativeSettings) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
         raise InventoryError(
-            f"host {host.name}: speculative_measured {path}: {why}: `laoka bench run --baseline -o` writes it"
+            f"host {host.name}: speculative_measured {path}: {why}: `laoka bench run --baseline -o FILE.json` writes it"
         ) from None
 
 
