@@ -242,6 +242,8 @@ async def _run(
             await asyncio.to_thread(change, flags_now)
             async with here.client() as client:
                 facts = await client.facts()
+                if facts.version is None and here.host is not None:
+                    facts = replace(facts, version=await asyncio.to_thread(here.host.version, here.port))
                 limit = facts.max_model_len
                 if limit is not None:
                     replace(recipe, server_limits=(limit,)).check()

@@ -73,6 +73,10 @@ class HostSide:
         """/metrics of the engine on the host's loopback; empty when it does not answer."""
         return self.sh(f"curl -sf -m 10 http://127.0.0.1:{int(port)}/metrics", 30).stdout
 
+    def version(self, port: int) -> str | None:
+        """The engine's version as it tells on the host's loopback (a gateway lets no such question through); None: no answer."""
+        return parse_version(self.sh(f"curl -sf -m 10 http://127.0.0.1:{int(port)}/version", 30).stdout)
+
     @contextmanager
     def changes(self, start_deadline_s: float, say: Callable[[str], None]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         """Gives a function that restarts the unit with changed flags (None takes one away); at the end it is as it was before.
@@ -96,6 +100,16 @@ class HostSide:
             if in_force != before:
                 say(f"{self.name}: {UNIT} restarts as it was")
                 self.must(restore_script(), f"{UNIT} did not start as it was: systemctl status {UNIT}", start_deadline_s)
+
+
+def parse_version(text: str) -> str | None:
+    """The version in an answer to /version; None for what is none."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    version = said.get("version") if isinstance(said, dict) else None
+    return version if isinstance(version, str) and version else None
 
 
 def parse_flags(text: str) -> dict[str, Any]:

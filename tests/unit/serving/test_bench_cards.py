@@ -11,7 +11,7 @@ from laoka.host import nvidia_smi
 from laoka.host.nvidia_smi import Smi
 from laoka.host.unread import Unread
 from laoka.serving.bench import cards
-from laoka.serving.bench.host_side import apply_script, changed, parse_flags, render_flags, restore_script
+from laoka.serving.bench.host_side import apply_script, changed, parse_flags, parse_version, render_flags, restore_script
 
 DUMP = Path(__file__).parents[2] / "data" / "captures" / "nvsmi_x_v100s_pcie_32gb_load_460.xml"
 
@@ -77,3 +77,18 @@ def test_flags_are_read_changed_and_written() -> None:
     other = changed(flags, {"max-model-len": 8192, "speculative-config": None})
     assert parse_flags(render_flags(other)) == {"model": "/srv/m", "max-model-len": 8192, "enforce-eager": True}
     assert "/etc/qwen-serve/vllm.yaml" in apply_script(other) and "rm -f" in restore_script()
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('{"version": "0.32.0"}', "0.32.0"),
+        ('{"version": ""}', None),
+        ('{"version": 3}', None),
+        ("[1]", None),
+        ("", None),
+        ("[" * 9999, None),
+    ],
+)
+def test_the_engines_version_is_read_where_it_says_one(text: str, version: str | None) -> None:
+    assert parse_version(text) == version
