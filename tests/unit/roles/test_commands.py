@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from laoka.operations.refusal import refusal
 from laoka.operations.steps import write_stamp
 from laoka.serving.unit_config import config_hash_command
+from roles.base.deploy import BaseSettings, apt_settings
 from roles.engine.commands import with_env
 
 
@@ -22,6 +24,28 @@ def sh(script: str) -> subprocess.CompletedProcess[str]:
 def test_a_refusal_prints_its_lines_and_fails() -> None:
     done = sh(refusal(["it's off", "$HOME stays"]))
     assert (done.returncode, done.stderr) == (1, "it's off\n$HOME stays\n")
+
+
+def test_apt_is_told_of_proxy_exceptions_and_the_only_sources(tmp_path: Path) -> None:
+    """As apt itself reads it."""
+    file = tmp_path / "50laoka"
+    settings = BaseSettings(http_proxy="http://10.0.0.2:3128", no_proxy="127.0.0.1,mirror.lan", apt_sources_only=True)
+    file.write_text(apt_settings(settings))
+    # An empty folder, so that this machine's own settings have no say.
+    empty = tmp_path / "none"
+    empty.mkdir()
+    done = sh(f"APT_CONFIG={file} apt-config -o Dir::Etc::parts={empty} dump")
+    assert done.returncode == 0, done.stderr
+    told = set(done.stdout.splitlines())
+    assert {
+        'Acquire::http::Proxy "http://10.0.0.2:3128";',
+        'Acquire::https::Proxy "http://10.0.0.2:3128";',
+        'Acquire::http::Proxy::mirror.lan "DIRECT";',
+        'Dir::Etc::sourcelist "/dev/null";',
+        'Dir::Etc::sourceparts "/etc/apt/laoka.sources.d";',
+        'DPkg::Lock::Timeout "300";',
+    } <= told, done.stdout
+    assert "Proxy" not in apt_settings(BaseSettings()) and "SourceParts" not in apt_settings(BaseSettings())
 
 
 def test_a_stamp_is_written_whole(tmp_path: object) -> None:

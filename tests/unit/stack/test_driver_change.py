@@ -405,6 +405,14 @@ def test_a_state_is_read_out_of_a_report() -> None:
     assert state.module(KERNEL) == NEW
 
 
+def test_leftovers_that_give_cards_to_virtual_machines_are_seen() -> None:
+    ours, foreign = "options vfio-pci ids=10de:1db6,10de:10f2", "options vfio-pci ids=8086:1521"
+    line = "BOOT_IMAGE=/boot/vmlinuz root=UUID=0aaa vfio-pci.ids=10de:1db4"
+    state = state_of(host(cmdline=line, modprobe=f"/etc/modprobe.d/vm.conf:{ours}\n/etc/modprobe.d/nic.conf:{foreign}"))
+    assert isinstance(state, DriverState)
+    assert state.vfio == ("vfio-pci.ids=10de:1db4", f"/etc/modprobe.d/vm.conf: {ours}")
+
+
 def test_what_could_not_be_read_is_no_state() -> None:
     assert isinstance(state_of(HostReport.from_files({"uname": "Linux x 6.8.0-124-generic"})), Unread)
 
