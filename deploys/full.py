@@ -8,6 +8,7 @@ from roles.cuda.deploy import cuda
 from roles.dflash2.deploy import dflash2
 from roles.driver.deploy import driver
 from roles.engine.deploy import engine, engine_gate
+from roles.firewall.deploy import firewall
 from roles.firmware.deploy import firmware
 from roles.gateway.deploy import gateway
 from roles.kernel.deploy import kernel
@@ -34,5 +35,6 @@ dflash2()  # looks at what the engine has and what the model is
 power()  # before the first load, and before a watchdog that would miss the cap
 serve()
 gateway()
+firewall()
 watchdog()
 monitoring()

@@ -9,6 +9,7 @@ from pyinfra.context import host
 from roles.agent.deploy import agent
 from roles.base.deploy import base
 from roles.dflash2.deploy import dflash2
+from roles.firewall.deploy import firewall
 from roles.firmware.deploy import firmware
 from roles.gateway.deploy import gateway
 from roles.registry import ALL_SETTINGS
@@ -22,3 +23,4 @@ agent()
 dflash2()
 serve()
 gateway()
+firewall()

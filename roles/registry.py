@@ -7,6 +7,7 @@ from roles.cuda.deploy import CudaSettings
 from roles.dflash2.deploy import SpeculativeSettings
 from roles.driver.settings import DriverSettings
 from roles.engine.deploy import EngineSettings
+from roles.firewall.deploy import FirewallSettings
 from roles.firmware.deploy import FirmwareSettings
 from roles.gateway.deploy import GatewaySettings
 from roles.model.deploy import ModelSettings
@@ -19,5 +20,6 @@ from roles.watchdog.deploy import WatchdogSettings
 
 ALL_SETTINGS: tuple[type[RoleSettings], ...] = (
     BaseSettings, FirmwareSettings, DriverSettings, CudaSettings, EngineSettings, SpeculativeSettings,
-    ModelSettings, ServeSettings, GatewaySettings, WatchdogSettings, MonitoringSettings, PowerSettings, PlanSettings,
+    ModelSettings, ServeSettings, GatewaySettings, FirewallSettings, WatchdogSettings, MonitoringSettings, PowerSettings,
+    PlanSettings,
 )  # fmt: skip
