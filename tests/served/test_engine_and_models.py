@@ -1,5 +1,6 @@
-"""On hosts that serve with a real vLLM: a wheel that is refused beside the engine that runs, why there is no speculative decoding,
-and a model copied from host to host. The wheel of 1Cat-vLLM is a stand-in of its name and modules, ReVolta's is the real one.
+"""On hosts that serve with a real vLLM: wheels that are refused beside the engine that runs, why there is no speculative decoding,
+a dry run without a network, and a model copied from host to host. The wheel of 1Cat-vLLM is a stand-in of its name and modules,
+ReVolta's is the real one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from laoka.serving.manifest import MANIFEST, make_manifest, sha256_of
 from tests.hosts import INVENTORY, PYTHON, Deployed, pyinfra
 from tests.served.serving import record, show
 from tests.unit.serving.engine_files import VERSION, files_of_1cat, pin_of, stand_in_torch, write_wheel
+from tests.unit.serving.hub import Hub, serve, sha256
 
 pytestmark = pytest.mark.sandbox
 HERE = Path(__file__).parent
@@ -36,7 +38,7 @@ def on(host: HostFolder, command: str, deadline_s: float = 60) -> str:
 
 def wheel_of(host: HostFolder, width: int) -> Path:
     """A stand-in of 1Cat-vLLM for the host's Python, in a folder of the lab's mirror with the release's SHA256SUMS."""
-    python = on(host, "python3 -c 'import sys; print(\"%d%d\" % sys.version_info[:2])'").strip()
+    python = python_of(host).replace(".", "")
     folder = host.lab.mirror / f"release-{width}"
     tag = f"cp{python}-cp{python}-linux_x86_64"
     files = files_of_1cat(width)
@@ -45,39 +47,72 @@ def wheel_of(host: HostFolder, width: int) -> Path:
     return wheel
 
 
-def install(host: HostFolder, wheel: Path, pin: EnginePin) -> str:
-    base = f"http://{host.lab.gateway}:{endpoint.PORT}/{wheel.parent.name}"
+def state_of(host: HostFolder) -> tuple[object, ...]:
+    """The unit that serves, its processes, and what engines there are."""
+    return record(host), show(host, "NRestarts", "MainPID"), on(host, f"ls {ENGINES}; readlink {ENGINES}/current")
+
+
+def python_of(host: HostFolder) -> str:
+    return on(host, "python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'").strip()
+
+
+def install(pin: EnginePin, base: str) -> str:
     words = [PYTHON, "-m", "laoka.serving.engine_install", "--pin", pin.to_json(), "--mirror", base, "--wheelhouse", "/srv/house",
              "--python", "/usr/bin/python3"]  # fmt: skip
     return f"PIP_NO_INDEX=1 {' '.join(shlex.quote(word) for word in words)}"
 
 
-def test_a_wheel_with_old_kernels_is_refused_beside_the_engine_that_runs_and_the_right_one_is_proven(served: HostFolder) -> None:
-    """Wrong hashes, cut files and resets have their tests on a server of their own (tests/unit/serving/test_engine_install.py)."""
-    before = (record(served), show(served, "NRestarts", "MainPID"), on(served, f"ls {ENGINES}; readlink {ENGINES}/current"))
-    python = on(served, "python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'").strip()
-    torch = stand_in_torch(served.lab.mirror / "house")
-    on(
-        served,
-        f"mkdir -p /srv/house && curl -sf -o /srv/house/{torch.name} http://{served.lab.gateway}:{endpoint.PORT}/house/{torch.name}",
+def test_a_wheel_that_comes_wrong_is_refused_beside_the_engine_that_runs(served: HostFolder) -> None:
+    """Another hash, another hash in SHA256SUMS, a file cut short, and a server that resets in its middle: that one is resumed."""
+    before, wheel = state_of(served), wheel_of(served, 8)
+    content, pin = wheel.read_bytes(), pin_of(wheel, python=(python_of(served),), wheel_bytes=wheel.stat().st_size)
+    sums = f"{pin.wheel_sha256}  {wheel.name}\n".encode()
+    other = content[:-1] + b"x"
+    cases = (
+        (
+            Hub({wheel.name: other, "SHA256SUMS": sums}),
+            f"SHA-256 {sha256(other)} ({len(other)} bytes), pinned is {pin.wheel_sha256}",
+        ),
+        (
+            Hub({wheel.name: content, "SHA256SUMS": sums.replace(pin.wheel_sha256.encode(), b"ab" * 32)}),
+            f"SHA-256 {'ab' * 32} there, pinned is {pin.wheel_sha256}: one of the two is wrong, nothing was installed",
+        ),
+        (
+            Hub({wheel.name: content, "SHA256SUMS": sums}, short={wheel.name: 1000}),
+            f"the server has 1000 bytes, the file should have {len(content)}",
+        ),
+        # What came after the reset is whole, so that it is its old kernels that are told.
+        (Hub({wheel.name: content, "SHA256SUMS": sums}, cut_at={wheel.name: [70_000]}), "takes 8 query tokens, DFlash2 needs 16"),
     )
     try:
+        for hub, says in cases:
+            with serve(hub, served.lab.gateway):
+                done = hosts.execute(served, install(pin, f"{hub.url}/folder"), deadline_s=120)
+            assert done.status == 1 and says in done.stderr.splitlines()[-1], done.stderr
+        assert len(hub.asked_for(wheel.name)) == 2 and hub.asked_for(wheel.name)[0] is None
+        assert state_of(served) == before
+    finally:
+        on(served, "rm -rf /srv/house")
+
+
+def test_a_wheel_with_old_kernels_is_refused_beside_the_engine_that_runs_and_the_right_one_is_proven(served: HostFolder) -> None:
+    before, python = state_of(served), python_of(served)
+    mirror = f"http://{served.lab.gateway}:{endpoint.PORT}"
+    torch = stand_in_torch(served.lab.mirror / "house")
+    on(served, f"mkdir -p /srv/house && curl -sf -o /srv/house/{torch.name} {mirror}/house/{torch.name}")
+    try:
         old = wheel_of(served, 8)
-        done = hosts.execute(served, install(served, old, pin_of(old, python=(python,))), deadline_s=120)
+        done = hosts.execute(served, install(pin_of(old, python=(python,)), f"{mirror}/{old.parent.name}"), deadline_s=120)
         assert done.status == 1 and "SHA256SUMS: it has the pinned SHA-256 too" in done.stderr
         assert "the verifier takes 8 query tokens, DFlash2 needs 16" in done.stderr.splitlines()[-1]
-        assert (
-            record(served),
-            show(served, "NRestarts", "MainPID"),
-            on(served, f"ls {ENGINES}; readlink {ENGINES}/current"),
-        ) == before
+        assert state_of(served) == before
         on(served, f"rm /srv/house/{old.name}")
         right = wheel_of(served, 16)
-        done = hosts.execute(served, install(served, right, pin_of(right, python=(python,))), deadline_s=180)
+        done = hosts.execute(served, install(pin_of(right, python=(python,)), f"{mirror}/{right.parent.name}"), deadline_s=180)
         assert done.ok and done.stdout.strip() == f"{ENGINES}/1cat-vllm-{VERSION}", done.stderr
         kept = json.loads(on(served, f"cat {ENGINES}/1cat-vllm-{VERSION}/laoka-engine.json"))
         assert kept["kernels"]["verifier_width"] == 16 and kept["live"] is None  # there is no card to prove them with
-        assert (record(served), show(served, "NRestarts", "MainPID")) == before[:2]
+        assert state_of(served)[:2] == before[:2]
     finally:
         on(served, f"rm -rf {ENGINES}/1cat-vllm-{VERSION} /srv/house")
 
@@ -138,6 +173,36 @@ def test_what_the_host_decided_is_what_the_flags_say(served: HostFolder) -> None
         assert json.loads(json.loads(line.partition(": ")[2])) == config
     finally:
         on(served, f"mv /root/kept.json {path}; rm -f /tmp/flags.yaml")
+
+
+# ---- a dry run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_asks_nobody_but_the_host(served: HostFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network on either side but the line between them, and another engine's wheel, index and model to be had."""
+    dead = "http://127.0.0.1:9"
+    data = {
+        "model_source": f"{dead}/x",
+        "model_revision": "ab" * 32,
+        "engine_mirror": dead,
+        "pip_index_url": dead,
+        "http_proxy": dead,
+    }
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, dead)
+    words = [word for name, value in data.items() for word in ("--data", f"{name}={value}")]
+    halves = ("0.0.0.0/1", "128.0.0.0/1")  # more exact than any default, less than the line to the lab's gateway
+    before = on(served, f"ls -A {STORE}/* {ENGINES}")
+    on(served, "; ".join(f"ip route add unreachable {half}" for half in halves))
+    try:
+        assert not hosts.execute(served, "ping -c 1 -W 2 1.1.1.1 || curl -s -m 5 http://1.1.1.1/").ok
+        dry = pyinfra(served.lab, "--dry", "--limit", served.name, *words, INVENTORY, "deploys/engine.py", "deploys/model.py")
+    finally:
+        on(served, "; ".join(f"ip route del unreachable {half}" for half in halves))
+    assert dry.status == 0, dry.stderr
+    planned = dry.planned(served.name)
+    assert any(name.endswith("every file by its SHA-256") for name in planned) and "Model | Switch to it" in planned, planned
+    assert on(served, f"ls -A {STORE}/* {ENGINES}") == before
 
 
 # ---- one download, then copies ------------------------------------------------------------------------------------------

@@ -52,11 +52,11 @@ def sha256(content: bytes) -> str:
 
 
 @contextlib.contextmanager
-def serve(hub: Hub) -> Iterator[Hub]:
-    """Serve it on a free port of the loopback."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+def serve(hub: Hub, address: str = "127.0.0.1") -> Iterator[Hub]:
+    """Serve it on a free port of the loopback, or of another address of this machine."""
+    server = http.server.ThreadingHTTPServer((address, 0), _handler(hub))
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    hub.url = f"http://{address}:{server.server_address[1]}"
     try:
         yield hub
     finally:
