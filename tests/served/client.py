@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from laoka.sandbox.lab import HostFolder, Lab
@@ -47,13 +49,17 @@ def chat(prompt: str = "Hi", **body: object) -> dict[str, object]:
 class Gateway:
     """One host's gateway."""
 
-    def __init__(self, host: HostFolder, key: str | None = None, port: int = PORT) -> None:
-        self.address, self.port = host.address, port
+    def __init__(self, host: HostFolder, key: str | None = None, port: int = PORT, tls_ca: Path | None = None) -> None:
+        """`tls_ca`: the certificate that its own has to be signed by; None: no TLS."""
+        self.address, self.port, self.tls_ca = host.address, port, tls_ca
         self.key = key_of(host.lab) if key is None else key
         self.hop = False
         """Whether to ask as another host's gateway would: for this very host."""
 
     def connect(self, deadline_s: float = 60) -> http.client.HTTPConnection:
+        if self.tls_ca is not None:
+            trusted = ssl.create_default_context(cafile=str(self.tls_ca))
+            return http.client.HTTPSConnection(self.address, self.port, timeout=deadline_s, context=trusted)
         return http.client.HTTPConnection(self.address, self.port, timeout=deadline_s)
 
     def headers(self) -> dict[str, str]:

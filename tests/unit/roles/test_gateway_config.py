@@ -141,6 +141,9 @@ def test_a_group_spreads_over_its_hosts_and_asks_each_for_itself() -> None:
     tls = rendered(peers=peers, gateway_listen="10.0.0.1:8443", gateway_tls_pem_file="/x", gateway_tls_ca_file="/y")
     assert lines_with(tls, "server self ") == ["server self 10.0.0.1:8443 ssl verify required ca-file /etc/haproxy/laoka/ca.pem"]
     assert "bind 10.0.0.1:8443 ssl crt /etc/haproxy/laoka/tls.pem" in tls
+    # HAProxy 2.6 manual, "http-check connect": without `default` a check does not use the TLS of the server's line.
+    group = tls.split("\nbackend group\n")[1].split("\nbackend ")[0]
+    assert lines_with(group, "http-check connect") == ["http-check connect default"]
 
 
 def test_several_engines_of_one_host_are_balanced() -> None:
