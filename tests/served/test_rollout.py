@@ -1,0 +1,171 @@
+"""Two hosts as one: requests over both, a host drained without a cut stream, gateways that know each other by TLS.
+
+Somebody asks through the first host's gateway all the while, and must never notice. HAProxy, systemd and vLLM (on CPU) are real.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from laoka.sandbox import hosts
+from laoka.sandbox.lab import HostFolder
+from tests.hosts import INVENTORY, PYTHON, ROOT, pyinfra, until
+from tests.served.client import Gateway, Got, chat
+from tests.served.serving import record, show
+
+pytestmark = pytest.mark.sandbox
+SERVE = "deploys/serve.py"
+DRAIN = f"{PYTHON} -m laoka.serving.drain"
+GROUP = "_data = {**_data, 'gateway_group': 'lab'}"
+Pair = tuple[HostFolder, HostFolder]
+
+
+def inventory(folder: Path, change: str) -> str:
+    """The sandbox's inventory with a statement that changes its hosts (`_hosts`) or their data (`_data`)."""
+    path = folder / "inventory.py"
+    path.write_text(
+        '"""The sandbox\'s hosts as a group."""\n'
+        "import runpy as _runpy\n"
+        f"_hosts, _data = _runpy.run_path({str(ROOT / INVENTORY)!r})['sandbox']\n"
+        f"{change}\n"
+        "sandbox = (_hosts, _data)\n"
+    )
+    return str(path)
+
+
+class Client(threading.Thread):
+    """Asks for a short stream all the time, and keeps what was not as it should be."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(daemon=True)
+        self.gateway, self.over = gateway, threading.Event()
+        self.answers = 0
+        self.wrong: list[object] = []
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            try:
+                got = self.gateway.stream(chat(max_tokens=20))
+            except OSError as error:
+                self.wrong.append(error)
+                continue
+            self.answers += 1
+            if got.status != 200 or got.events[-1][1] != "data: [DONE]":
+                self.wrong.append(got)
+            self.over.wait(0.1)
+
+
+@contextmanager
+def asking(gateway: Gateway) -> Iterator[Client]:
+    """Somebody who asks meanwhile, and got each answer whole."""
+    until(lambda: gateway.get("/health").status == 200, 60, "the group has a server")
+    somebody = Client(gateway)
+    somebody.start()
+    try:
+        yield somebody
+    finally:
+        somebody.over.set()
+        somebody.join(60)
+    assert not somebody.wrong, somebody.wrong[:3]
+    print(f"\nthe client got {somebody.answers} whole answers")
+
+
+def since(pair: Pair) -> list[tuple[str, ...]]:
+    """When each host's units were started last."""
+    units = ("haproxy", "qwen-guard", "qwen-watchdog", "laoka-firewall")
+    return [show(host, "ActiveEnterTimestampMonotonic", unit=unit) for host in pair for unit in units]
+
+
+@pytest.fixture(scope="module")
+def group(served_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """The two hosts as a group, which restarts nothing; afterwards each for itself again."""
+    lab, before = served_pair[0].lab, ([record(host) for host in served_pair], since(served_pair))
+    done = pyinfra(lab, "-y", inventory(tmp_path_factory.mktemp("group"), GROUP), SERVE)
+    assert done.status == 0, done.stderr
+    for host in served_pair:
+        assert {name.split(" | ")[0] for name in done.changed(host.name)} == {"Gateway"}
+    assert ([record(host) for host in served_pair], since(served_pair)) == before, "joining a group restarted something"
+    yield served_pair
+    done = pyinfra(lab, "-y", INVENTORY, SERVE)
+    assert done.status == 0, done.stderr
+
+
+def served_by(host: HostFolder, since_unix_s: float) -> int:
+    """How many requests the host's own guard finished since a time."""
+    script = f'journalctl -t qwen-guard -o cat --no-pager --since @{since_unix_s:.0f} | grep -c \'"outcome": "done"\''
+    return int(hosts.execute(host, script).stdout or 0)
+
+
+def test_a_host_is_drained_without_cutting_a_stream_and_comes_back(group: Pair) -> None:
+    first, second = group
+    with asking(Gateway(first)):
+        began = time.time()
+        until(lambda: all(served_by(host, began) >= 3 for host in group), 30, "both hosts serve")
+        got: list[Got] = []
+        gateway = Gateway(second)
+        gateway.hop = True  # this very host, as another gateway would ask
+        thread = threading.Thread(target=lambda: got.append(gateway.stream(chat(max_tokens=3000))))
+        thread.start()
+        until(lambda: " 0 request" not in hosts.execute(second, f"{DRAIN} status").stdout, 20, "the stream runs")
+        hosts.execute(second, f"{DRAIN} on --deadline-s 120", deadline_s=150, check=True)
+        thread.join(60)
+        assert got[0].status == 200 and got[0].events[-1][1] == "data: [DONE]"
+        alone = time.time() + 1
+        assert Gateway(second).post(chat(max_tokens=2)).status == 200  # by the other host
+        until(lambda: served_by(first, alone) >= 5, 30, "the first host serves alone")
+        assert served_by(second, alone) == 0
+        hosts.execute(second, f"{DRAIN} off", deadline_s=120, check=True)
+        back = time.time()
+        until(lambda: served_by(second, back) >= 2, 30, "the second host serves again")
+
+
+def certificate(folder: Path, pair: Pair) -> tuple[Path, Path]:
+    """A certificate for both hosts that signed itself, made as docs/serving.md says: for clients, and with its key for gateways."""
+    folder.mkdir()
+    names = "subjectAltName=" + ",".join(f"IP:{host.address}" for host in pair)
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "825",
+            "-subj", "/CN=laoka", "-addext", names, "-keyout", "key.pem", "-out", "ca.pem",
+        ],
+        cwd=folder, check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    (folder / "tls.pem").write_text((folder / "ca.pem").read_text() + (folder / "key.pem").read_text())
+    return folder / "ca.pem", folder / "tls.pem"
+
+
+def test_with_tls_the_gateways_serve_each_other_and_trust_no_other_certificate(group: Pair, tmp_path: Path) -> None:
+    first, second = group
+    ca, pem = certificate(tmp_path / "tls", group)
+    before = ([record(host) for host in group], since(group))
+    tls = {"gateway_group": "lab", "gateway_tls_pem_file": str(pem), "gateway_tls_ca_file": str(ca)}
+    done = pyinfra(first.lab, "-y", inventory(tmp_path, f"_data = {{**_data, **{tls!r}}}"), SERVE)
+    assert done.status == 0, done.stderr
+    assert ([record(host) for host in group], since(group)) == before, "TLS restarted something"
+    with asking(Gateway(first, tls_ca=ca)):
+        began = time.time()
+        until(lambda: all(served_by(host, began) >= 3 for host in group), 30, "both hosts serve")
+        assert Gateway(second, tls_ca=ca).post(chat(max_tokens=2)).status == 200
+        with pytest.raises((http.client.HTTPException, OSError)):
+            Gateway(first).get("/health")
+        nobody = http.client.HTTPSConnection(first.address, 8080, timeout=20, context=ssl.create_default_context())
+        with pytest.raises(ssl.SSLCertVerificationError):
+            nobody.request("GET", "/health")
+        # One that calls itself the second host, with a certificate that nobody signed for it: the first does without.
+        hosts.execute(second, f"{DRAIN} on --deadline-s 30", deadline_s=60, check=True)
+        _, other = certificate(tmp_path / "other", group)
+        script = "cat > /etc/haproxy/laoka/tls.pem && systemctl reload haproxy"
+        hosts.execute(second, script, stdin=other.read_text(), check=True)
+        hosts.execute(second, f"{DRAIN} off", deadline_s=120, check=True)
+        alone = time.time()
+        until(lambda: served_by(first, alone) >= 10, 30, "the first host serves alone")
+        assert served_by(second, alone) == 0
