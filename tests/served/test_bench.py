@@ -1,0 +1,108 @@
+"""laoka bench, cache and diagnose against a served sandbox host: the model is a tiny one on a CPU, the card is simulated."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laoka.sandbox import hosts
+from laoka.sandbox.lab import HostFolder
+from tests.hosts import INVENTORY, ROOT, environment, pyinfra_argv
+from tests.served.client import PORT
+from tests.served.serving import record, show
+
+pytestmark = pytest.mark.sandbox
+
+
+def laoka(host: HostFolder, *words: str, deadline_s: float = 300) -> subprocess.CompletedProcess[str]:
+    program = str(Path(pyinfra_argv()[0]).with_name("laoka"))
+    return subprocess.run(
+        [program, "--lang", "en", *words],
+        cwd=ROOT, env=environment(host.lab), capture_output=True, text=True, timeout=deadline_s, check=False,
+    )  # fmt: skip
+
+
+def bench(host: HostFolder, *words: str) -> subprocess.CompletedProcess[str]:
+    place = (f"http://{host.address}:{PORT}", "--api-key-file", str(host.lab.gateway_keys), "--host", host.name)
+    return laoka(host, "bench", "run", *place, "--inventory", INVENTORY, "--repeats", "1", "--output-tokens", "64", *words)
+
+
+@pytest.fixture(scope="module")
+def measured(served: HostFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run of a small recipe through the gateway, beside the host."""
+    name = tmp_path_factory.mktemp("bench") / "today"
+    done = bench(served, "--concurrency", "1,4", "-o", str(name))
+    assert done.returncode in (0, 1), done.stderr
+    assert "SIMULATED" in done.stdout and "CAPPED: 0000:03:00.0: the power limit is 175 W" in done.stdout
+    return name
+
+
+def cells(name: Path) -> dict[str, dict[str, Any]]:
+    return {cell["label"]: cell["repeats"][0] for cell in json.loads(name.with_suffix(".json").read_text())["cells"]}
+
+
+def test_tokens_are_exact_and_none_came_from_the_cache(measured: Path, served: HostFolder) -> None:
+    found = cells(measured)
+    for label, requests in (("serve 4096 c1", 2), ("serve 4096 c4", 8)):
+        cell = found[label]
+        assert (cell["completed"], cell["failed"]) == (requests, 0)
+        assert (cell["total_input_tokens"], cell["total_output_tokens"]) == (512 * requests, 64 * requests)
+        assert 0 < cell["mean_ttft_ms"] < cell["mean_e2el_ms"] and cell["output_throughput"] > 0
+    source = json.loads(measured.with_suffix(".json").read_text())["provenance"]
+    assert source["engine_version"] == "0.32.0" and source["simulated"] is True and source["driver"] == "580.173.02"
+    assert source["serve_flags"]["max-num-seqs"] == 4
+    assert measured.with_suffix(".csv").read_text().count("\n") >= 3
+    assert "<svg" in measured.with_suffix(".svg").read_text()
+
+
+def test_a_result_is_compared_with_one_of_its_own_recipe_only(measured: Path, served: HostFolder, tmp_path: Path) -> None:
+    same = laoka(served, "bench", "compare", f"{measured}.json", f"{measured}.json")
+    assert same.returncode == 0 and "1.00" in same.stdout, same.stderr
+    other = json.loads(measured.with_suffix(".json").read_text())
+    other["recipe"]["output_tokens"], other["recipe_id"] = 256, "another"
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    refused = laoka(served, "bench", "compare", f"{measured}.json", str(tmp_path / "other.json"))
+    assert refused.returncode == 2 and "recipe" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_another_limit_is_served_for_the_time_of_the_measurement_only(served: HostFolder, tmp_path: Path) -> None:
+    before = hosts.execute(served, "cat /etc/qwen-serve/vllm.yaml", check=True).stdout
+    main_pid = show(served, "MainPID")
+    dry = bench(served, "--concurrency", "1", "--limits", "2048", "--dry")
+    assert dry.returncode == 0 and "2048" in dry.stderr and show(served, "MainPID") == main_pid
+    done = bench(served, "--concurrency", "1", "--limits", "2048", "--yes", "-o", str(tmp_path / "small"))
+    assert done.returncode in (0, 1), done.stderr
+    assert cells(tmp_path / "small")["serve 2048 c1"]["completed"] == 2
+    left = hosts.execute(served, "cat /etc/qwen-serve/vllm.yaml; ls /run/laoka-bench /run/systemd/system/qwen-serve.service.d")
+    assert left.stdout == before, "its flags are as they were, and nothing is left in /run"
+    assert record(served).state == "ready"
+
+
+def test_the_cache_says_its_hit_rate(served: HostFolder) -> None:
+    place = (f"http://{served.address}:{PORT}", "--api-key-file", str(served.lab.gateway_keys), "--host", served.name)
+    done = laoka(served, "cache", "run", *place, "--inventory", INVENTORY)
+    assert done.returncode in (0, 1) and "%" in done.stdout, done.stderr
+
+
+def test_a_host_that_serves_has_no_root_cause(served: HostFolder) -> None:
+    done = laoka(served, "diagnose", INVENTORY, "--host", served.name, "--json")
+    found = json.loads(done.stdout)
+    assert set(found) >= {"root_cause", "also", "first_error_line"}
+    assert done.returncode == (1 if found["root_cause"] or found["first_error_line"] else 0), done.stderr
+
+
+def test_a_flag_that_the_engine_refused_is_the_root_cause(served: HostFolder) -> None:
+    """Its own words of a real start, out of the host's own journal."""
+    engine = "/opt/laoka/engines/current/bin/vllm"
+    said = hosts.execute(served, f"HOME=/tmp {engine} serve /srv/none --no-such-flag 1 2>&1 | tail -40", deadline_s=120).stdout
+    done = subprocess.run(
+        [str(Path(pyinfra_argv()[0]).with_name("laoka")), "diagnose", "-", "--json"],
+        cwd=ROOT, input=said, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    root = json.loads(done.stdout)["root_cause"]
+    assert root is not None and "--no-such-flag" in root["evidence"]
