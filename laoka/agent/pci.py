@@ -1,7 +1,11 @@
-"""The PCI sensor: is every expected card on the bus, the same one, and alive? Reads sysfs only, never the driver."""
+"""The PCI sensor: is every expected card on the bus, the same one, and alive? Reads sysfs only, never the driver.
+
+By plain system calls: it looks every second for ever, and pathlib costs three times what the files themselves do.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +14,7 @@ from laoka.agent.config import ExpectedGpu
 from laoka.agent.signals import Reading, Signal
 
 HEADER_BYTES = 64
+ATTRIBUTE_BYTES = 4096
 NVIDIA = "10de"
 # Classes 0300 (VGA controller) and 0302 (3D controller): the audio and USB functions of a card are not cards.
 GPU_CLASSES = ("0x0300", "0x0302")
@@ -46,9 +51,9 @@ def read_devices(sysfs_root: str, expected: Sequence[ExpectedGpu], kinds: dict[s
 
     `kinds` remembers from look to look which device is an NVIDIA display device: a server has a hundred, asked every second.
     """
-    folder = Path(sysfs_root) / "bus/pci/devices"
+    folder = f"{sysfs_root}/bus/pci/devices"
     try:
-        names = {entry.name for entry in folder.iterdir()}
+        names = set(os.listdir(folder))  # noqa: PTH208
     except OSError as error:
         return {}, f"{folder}: {error.strerror}"
     for name in kinds.keys() - names:
@@ -57,47 +62,60 @@ def read_devices(sysfs_root: str, expected: Sequence[ExpectedGpu], kinds: dict[s
     found = {}
     for name in sorted(names):
         if name not in kinds:
-            kinds[name] = _is_gpu(folder / name)
+            kinds[name] = _is_gpu(f"{folder}/{name}")
         if name in wanted or kinds[name]:
-            device = _read_device(folder / name)
+            device = _read_device(folder, name)
             if device is not None:
                 found[name] = device
     return found, ""
 
 
-def _is_gpu(device: Path) -> bool:
-    return _text(device / "vendor") == f"0x{NVIDIA}" and _text(device / "class").startswith(GPU_CLASSES)
+def _is_gpu(device: str) -> bool:
+    return _text(f"{device}/vendor") == f"0x{NVIDIA}" and _text(f"{device}/class").startswith(GPU_CLASSES)
 
 
-def _read_device(device: Path) -> SeenDevice | None:
-    vendor, kind = _text(device / "vendor"), _text(device / "device")
+def _read_device(folder: str, bdf: str) -> SeenDevice | None:
+    device = f"{folder}/{bdf}"
+    vendor, kind = _text(f"{device}/vendor"), _text(f"{device}/device")
     header: bytes | None = None
     fault = ""
     try:
-        with (device / "config").open("rb", buffering=0) as stream:
-            header = stream.read(HEADER_BYTES)
-        if len(header or b"") < HEADER_BYTES:
-            header, fault = None, f"config: only {len(header or b'')} bytes"
+        read = _bytes(f"{device}/config", HEADER_BYTES)
+        if len(read) == HEADER_BYTES:
+            header = read
+        else:
+            fault = f"config: only {len(read)} bytes"
     except OSError as error:
         fault = f"config: {error.strerror}"
-        if not device.exists():
+        if not Path(device).exists():
             return None  # it went away while we looked
-    driver = device / "driver"
+    try:
+        driver = os.readlink(f"{device}/driver").rpartition("/")[2]  # noqa: PTH115
+    except OSError:
+        driver = None
     return SeenDevice(
-        bdf=device.name,
+        bdf=bdf,
         device_id=f"{vendor[2:]}:{kind[2:]}" if vendor and kind else None,
         header=header,
         fault=fault,
-        driver=driver.resolve().name if driver.is_symlink() else None,
-        link_speed=_text(device / "current_link_speed"),
-        link_width=_text(device / "current_link_width"),
-        max_link_width=_text(device / "max_link_width"),
+        driver=driver,
+        link_speed=_text(f"{device}/current_link_speed"),
+        link_width=_text(f"{device}/current_link_width"),
+        max_link_width=_text(f"{device}/max_link_width"),
     )
 
 
-def _text(path: Path) -> str:
+def _bytes(path: str, most: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
+def _text(path: str) -> str:
+    try:
+        return _bytes(path, ATTRIBUTE_BYTES).decode("ascii", "replace").strip()
     except OSError:
         return ""
 

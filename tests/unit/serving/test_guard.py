@@ -344,7 +344,7 @@ def test_draining_is_404_for_the_balancer_and_no_end_for_what_runs(guarded: Guar
     engine.go.set()
     thread.join(10)
     assert done[0][0] == 200 and done[0][1] == CHUNK + LAST
-    assert guarded.get("/health")[1]["in_flight"] == 0
+    until(lambda: guarded.get("/health")[1]["in_flight"] == 0, 5, "its seat is free")
     guarded.drain.unlink()
     assert guarded.get("/health")[0] == 200
 
