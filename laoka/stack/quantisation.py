@@ -87,7 +87,7 @@ def declared(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None = Non
         raw = {**inner, "quant_method": "modelopt"} if isinstance(inner, Mapping) else None
     if not isinstance(raw, Mapping):
         return Declared("none", "bf16")
-    method = str(raw.get("quant_method", "?"))[:40].lower()
+    method = str(raw.get("quant_method", ""))[:40].strip().lower() or "?"
     if method == "compressed-tensors":
         return _compressed_tensors(raw)
     if method.startswith("modelopt"):
@@ -104,7 +104,7 @@ def _left_out(ignored: Iterable[str]) -> bool:
 
 
 def _compressed_tensors(raw: Mapping[str, Any]) -> Declared:
-    form = str(raw.get("format", ""))[:40].lower()
+    form = str(raw.get("format", ""))[:40].strip().lower()
     groups = raw.get("config_groups")
     weights = (
         [group.get("weights") for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
@@ -126,11 +126,10 @@ def _group(weights: Mapping[str, Any]) -> str:
 
 
 def _modelopt(raw: Mapping[str, Any], method: str) -> Declared:
-    algorithm = str(raw.get("quant_algo", ""))[:40].lower()
-    layers = raw.get("quantized_layers")
-    counts = Counter(
-        str(item.get("quant_algo", "?"))[:20].upper() for item in layers.values() if isinstance(item, Mapping)
-    ) if isinstance(layers, Mapping) else Counter()  # fmt: skip
+    algorithm = str(raw.get("quant_algo", ""))[:40].strip().lower()
+    listed = raw.get("quantized_layers")
+    layers: Mapping[str, Any] = listed if isinstance(listed, Mapping) else {}
+    counts = Counter(str(item.get("quant_algo", "?"))[:20].upper() for item in layers.values() if isinstance(item, Mapping))
     ignored = _texts(raw.get("ignore", raw.get("exclude_modules")))
     kv = raw.get("kv_cache_quant_algo", raw.get("kv_cache_scheme"))
     if "nvfp4" in algorithm or method == "modelopt_fp4":
@@ -140,7 +139,7 @@ def _modelopt(raw: Mapping[str, Any], method: str) -> Declared:
     else:
         name, scheme = "modelopt", algorithm or "?"
     detail = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-    head = None if not counts and not ignored else not any("lm_head" in str(key) for key in layers or {}) or _left_out(ignored)
+    head = None if not counts and not ignored else not any("lm_head" in str(key) for key in layers) or _left_out(ignored)
     return Declared(name, f"modelopt:{scheme}", detail, ignored, str(kv)[:20] if kv else None, head)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from laoka.catalog.engines import Engine, engines
@@ -152,6 +152,12 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 
 
 @given(st.recursive(LEAVES, lambda x: st.lists(x, max_size=3) | st.dictionaries(KEYS, x)))
+@example({"quant_method": ""})
+@example({"quant_method": " "})
+@example({"quant_method": "compressed-tensors", "format": " "})
+@example({"quant_method": "modelopt", "quant_algo": "\t"})
+@example({"quant_method": "modelopt", "ignore": ["x"], "quantized_layers": True})
+@example({"quant_method": "modelopt", "ignore": ["x"], "quantized_layers": ["lm_head"]})
 def test_no_config_breaks_the_reader(raw: Any) -> None:
     found = declared({"quantization_config": raw}, {"quantization": raw})
     assert isinstance(found, Declared) and found.scheme
