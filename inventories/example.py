@@ -4,8 +4,8 @@
     pyinfra inventories/lab.py deploys/full.py --dry   # what would change
 
 A list (or a tuple of a list and data) at the top level is a group. A host's own data wins over its group's, and that over
-inventories/group_data/all.py. A key that laoka does not know stops the run before anything changes, with file and line.
-docs/inventory.md lists every key.
+inventories/group_data/all.py. Addresses and names of example.net are examples: put yours. A line without its # takes effect.
+A key that laoka does not know stops the run before anything changes, with file and line. docs/inventory.md lists every key.
 """
 
 from pathlib import Path as _Path
@@ -51,15 +51,16 @@ gpu_hosts = (
         "ssh_key": "~/.ssh/id_ed25519",
         "_sudo": True,
         # Behind a jump host: an ordinary ssh_config with ProxyJump. Leave the line out when the hosts are reached directly.
-        "ssh_config_file": str(_HERE / "example_ssh_config"),
+        # "ssh_config_file": str(_HERE / "example_ssh_config"),
         # --- a slow or closed network ---
         # A proxy for apt and pip on the hosts, and what is reached without it.
-        "http_proxy": "http://192.168.7.2:3128",
-        "no_proxy": "127.0.0.1,localhost,192.168.7.0/24",
+        # "http_proxy": "http://192.168.7.2:3128",
+        # "no_proxy": "127.0.0.1,localhost,192.168.7.0/24",
         # A mirror of the Python package index near you.
-        "pip_index_url": "https://pip-mirror.example.net/simple",
+        # "pip_index_url": "https://pip-mirror.example.net/simple",
         # More apt sources, by file name: a local mirror or a USB disk with .debs.
-        "apt_sources": {"mirror": "deb [signed-by=/usr/share/keyrings/mirror.gpg] https://apt.example.net/ubuntu noble main"},
+        # "apt_keyrings": {"mirror.gpg": "keys/mirror.gpg"},
+        # "apt_sources": {"mirror": "deb [signed-by=/usr/share/keyrings/laoka-mirror.gpg] https://apt.example.net noble main"},
         # --- what is pinned ---
         # For `laoka lock inventories/lab.py`: which stack these cards can run on this system, and whether it fits.
         "os_release": "ubuntu-24.04",
@@ -67,7 +68,7 @@ gpu_hosts = (
         "driver_branch": "580",
         # None pins the kernel that runs now; or name one, such as "6.8.0-124-generic".
         "kernel": None,
-        # A driver or kernel change reboots a host only when it has to, and then only with --yes; "allowed" needs no --yes.
+        # A driver or kernel change reboots a host only when it has to, and then only with -y (--yes); "allowed" needs no -y.
         "reboot": "ask",
         # CUDA 12.8 is what 1Cat-vLLM 1.5.1 compiles its last kernels with; CUDA 13 does not know a V100.
         "cuda_toolkit": "12-8",
@@ -77,8 +78,8 @@ gpu_hosts = (
         "engine_version": "1.5.1",
         # Where its wheel is near you: a folder of the hosts (kept full, it needs no network), or a web folder with the wheel and
         # SHA256SUMS. After them the release itself is asked.
-        "engine_wheelhouse": "/srv/wheels",
-        "engine_mirror": "http://192.168.7.2/wheels",
+        # "engine_wheelhouse": "/srv/wheels",
+        # "engine_mirror": "http://192.168.7.2/wheels",
         "speculative": "auto",
         # --- the model ---
         # A revision is pinned by the hub's whole commit; `laoka model fetch NAME --revision main --dry` tells it. Sources are tried
@@ -95,6 +96,7 @@ gpu_hosts = (
         # One address a line in apprise's form (WeCom, DingTalk, Feishu, Bark, ServerChan, Telegram, ntfy, mail, ...).
         # The file stays on your machine and on the hosts (root only); keep it out of the repository.
         "alert_urls_file": str(_HERE / "secrets" / "alert-urls"),
-        "lang": "zh",
+        # What the hosts say in alerts and logs: "en" or "zh".
+        # "lang": "zh",
     },
 )

@@ -106,8 +106,9 @@ def find_targets(words: Sequence[str], key_file: str | None, jump: str | None) -
             expected |= {target.name: target.expected_gpus for target in targets if target.expected_gpus is not None}
         elif path.is_file():
             found.append((word, lambda path=path: collect.from_file(path)))  # type: ignore[misc]
-        elif "/" in word:
-            raise click.BadParameter(f"{word}: there is no such file")
+        elif "/" in word or word in (".", ".."):
+            folder = f"{word} is a folder: name a capture (.tar.gz), an inventory (.py) or a host"
+            raise click.BadParameter(folder if path.is_dir() else f"{word}: there is no such file")
         else:
             target = ssh_target(word, key_file, jump)
             found.append((target.name, lambda target=target: collect.from_ssh(target)))  # type: ignore[misc]

@@ -41,6 +41,9 @@ JOURNAL = (
     "journalctl --no-pager -q -o short-iso -n {lines} SYSLOG_IDENTIFIER=qwen-serve $ids + _TRANSPORT=kernel"
 )
 PROGRESS_S = 2.0
+ESCAPE = 0x1B
+MOST_STRANGE = 0.05
+"""Of random bytes a tenth are no text's."""
 
 
 def journal_of(ssh: SshTarget | None, name: str) -> bytes:
@@ -58,6 +61,10 @@ def read_log(name: str, lang: Language) -> tuple[Scan | None, HostReport | None]
     try:
         with sys.stdin.buffer if name == "-" else Path(name).open("rb") as stream:
             head = stream.read(4096)
+            if not head:
+                raise click.ClickException(text("diagnose.empty", lang, name=name))
+            if not is_bundle(head) and not is_text(head):
+                raise click.ClickException(text("diagnose.no_text", lang, name=name))
             if PROBE_MARK in head or (is_bundle(head) and name != "-" and is_capture(name)):
                 return None, collect.from_file(name)
             if is_bundle(head) and name != "-":
@@ -75,6 +82,12 @@ def is_capture(name: str) -> bool:
     with gzip.open(name, "rb") as stream, contextlib.suppress(OSError, EOFError, zlib.error):
         return stream.read(262)[257:262] == b"ustar"  # where a tar archive has its mark
     return False
+
+
+def is_text(head: bytes) -> bool:
+    """Whether a file begins like a log: hardly a byte in it is one that no text has. A log that was cut off may have some."""
+    strange = sum(byte < 9 or (14 <= byte < 32 and byte != ESCAPE) for byte in head)
+    return strange <= len(head) * MOST_STRANGE
 
 
 class _Joined:

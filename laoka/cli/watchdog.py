@@ -206,6 +206,13 @@ def _incident(incident: dict[str, Any], lang: Language) -> str:
     return f"{when} {drill}{what}{xid}: {incident['card']} [{incident['id']}]"
 
 
+def _config(file: Path, lang: Language) -> Config:
+    """The settings of this host's watchdog. Errors: ConfigError, click.ClickException where there are none."""
+    if not file.exists():
+        raise click.ClickException(text("watchdog.not_here", lang, file=file))
+    return load_config(file)
+
+
 @command.command(name="test-alert")
 @click.option(
     "--config", "file", type=click.Path(path_type=Path), default=DEFAULT_PATH, show_default=True, help="The watchdog's settings."
@@ -214,7 +221,7 @@ def _incident(incident: dict[str, Any], lang: Language) -> str:
 def test_alert(lang: Language, file: Path) -> int:
     """Send one message marked TEST to every configured channel. Exit status 1 when any of them failed."""
     try:
-        config = load_config(file)
+        config = _config(file, lang)
         urls, source = outbox.read_urls(config.alert_urls_file)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
@@ -255,7 +262,7 @@ def drill_command(lang: Language, fault: drill.Fault, file: Path) -> int:
     Needs drill = true in the watchdog's settings. Exit status 1 when no incident came of it or an alert is not delivered.
     """
     try:
-        config = load_config(file)
+        config = _config(file, lang)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     if not config.drill:

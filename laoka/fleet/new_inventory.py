@@ -34,8 +34,8 @@ TAIL = """    ],
         # "model_revision": "",  # the hub's whole commit: laoka model fetch NAME --revision main --dry tells it
         # "model_source": ["modelscope", "hf-mirror", "hf"],
         # "gateway_listen": "0.0.0.0:8080",  # beyond the host itself only with keys
-        # "gateway_keys_file": "secrets/gateway-keys",  # NAME KEY a line; openssl rand -hex 24 makes a key
-        # "alert_urls_file": "secrets/alert-urls",  # docs/alerts.md
+        # "gateway_keys_file": "inventories/secrets/gateway-keys",  # NAME KEY a line; openssl rand -hex 24 makes a key
+        # "alert_urls_file": "inventories/secrets/alert-urls",  # docs/alerts.md
         # "http_proxy": "http://192.168.7.2:3128",
         # "pip_index_url": "",  # a mirror near you
         # "lang": "zh",

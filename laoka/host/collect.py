@@ -114,7 +114,10 @@ def _probe_text(completed: Completed, where: str) -> str:
     if completed.timed_out:
         raise CouldNotCollect(f"{where}: no answer before the deadline")
     if completed.status == SSH_FAILED_STATUS:
-        raise CouldNotCollect(f"{where}: ssh could not connect: {completed.last_line()}")
+        why = completed.last_line().rstrip(".")
+        raise CouldNotCollect(
+            f"{where}: ssh could not connect: {why} (ssh has to get there without a question: address, key, jump host)"
+        )
     raise CouldNotCollect(f"{where}: its shell did not run the probe: {completed.last_line()}")
 
 

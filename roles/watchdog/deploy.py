@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from roles.agent.deploy import HOME, PYTHON
 from roles.base.deploy import BaseSettings
 from roles.power.deploy import PowerSettings
 from roles.secrets import secret_file
-from roles.serve.deploy import ServeSettings
+from roles.serve.deploy import ServeSettings, served
 from roles.settings import InventoryError, RoleSettings
 from roles.watchdog import channels
 from roles.watchdog.channels import AlertChannel
@@ -60,9 +61,9 @@ class WatchdogSettings(RoleSettings):
 
 
 def agent_config(
-    base: BaseSettings, serving: ServeSettings, power: PowerSettings, own: WatchdogSettings, name: str
+    base: BaseSettings, serving: ServeSettings, power: PowerSettings, own: WatchdogSettings, name: str, flags: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The watchdog's settings on one host, as its TOML file says them."""
+    """The watchdog's settings on one host, as its TOML file says them. `flags`: of the served model, by inventory and lock."""
     config: dict[str, Any] = {
         "host": name,
         "lang": base.lang,
@@ -82,7 +83,7 @@ def agent_config(
         "burst_quiet_s": own.watchdog_burst_quiet_s,
         "power_cycle_command": list(own.power_cycle_command),
         "smoke_test": list(own.cuda_smoke_test),
-        "tensor_parallel": int(serving.serve_flags.get("tensor-parallel-size", 1)),
+        "tensor_parallel": int(flags.get("tensor-parallel-size", 1)),
         "engine_start_deadline_s": float(serving.serve_start_deadline_s),
         "gpu": [gpu.model_dump() for gpu in base.expected_gpus],
     }
@@ -112,7 +113,8 @@ def alert_urls(own: WatchdogSettings, name: str) -> str:
 def watchdog() -> None:
     """Settings, addresses, unit; it runs with what is on disk now, and its metrics answer."""
     own = WatchdogSettings.of(host)
-    config = agent_config(BaseSettings.of(host), ServeSettings.of(host), PowerSettings.of(host), own, host.name)
+    flags = served(host)[0].flags
+    config = agent_config(BaseSettings.of(host), ServeSettings.of(host), PowerSettings.of(host), own, host.name, flags)
     head = "# laoka: settings of the watchdog. Do not edit: laoka rewrites it and restarts qwen-watchdog.\n"
     files.put(name="Settings", src=StringIO(head + tomli_w.dumps(config)), dest=CONFIG, mode="644")
     urls = StringIO(alert_urls(own, host.name))

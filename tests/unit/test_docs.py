@@ -18,7 +18,7 @@ from laoka.stack.models import checkpoint_of
 from laoka.stack.request import DEFAULT_MODEL, Request, parse_gpu
 from laoka.stack.resolve import Stack, resolve
 from laoka.stack.tables import stack_items
-from tests.documented import MARKS, ROOT, all_blocks, blocks_of, run
+from tests.documented import MARKS, PAGES, ROOT, all_blocks, blocks_of, run
 
 DOCS = ROOT / "docs"
 ENGLISH_ONLY = {"inventory.md"}  # the texts are those of the settings' types
@@ -103,3 +103,15 @@ def test_a_cell_stays_one(text: str, shown: str) -> None:
 
 def test_placeholders_are_shown_as_such() -> None:
     assert placeholders("{subject}: rung {rung}") == "‹subject›: rung ‹rung›"
+
+
+def test_no_fence_opens_inside_another() -> None:
+    for page in PAGES:
+        opened = ""
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            if not line.lstrip().startswith("```"):
+                continue
+            info = line.strip().lstrip("`")
+            assert not (opened and info), f"{page.name}:{number}: ```{info} inside ```{opened}"
+            opened = "" if opened else info or "text"
+        assert not opened, f"{page.name}: its last fence is never closed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -435,3 +436,14 @@ CAPTURES = {
 def test_real_machines_words(name: str) -> None:
     found = diagnosed((DATA / "captures" / name).read_bytes())
     assert (found.root.id if found.root else None) == CAPTURES[name]
+
+
+def test_what_is_no_log_could_not_be_read(tmp_path: Path) -> None:
+    rows = {"empty": (b"", "it is empty"), "binary": (random.Random(1).randbytes(20_000), "not a text log")}
+    for name, (content, says) in rows.items():
+        (tmp_path / name).write_bytes(content)
+        done = CliRunner().invoke(cli, ["--lang", "en", "diagnose", str(tmp_path / name)])
+        assert done.exit_code != 0 and says in done.output, done.output
+    cut = b"INFO 12-01 10:00:00 started\n" * 20 + b"\0" * 20 + "\x1b[31m错误\x1b[0m\n".encode() * 20
+    (tmp_path / "cut.log").write_bytes(cut)
+    assert "not a text log" not in CliRunner().invoke(cli, ["diagnose", str(tmp_path / "cut.log")]).output

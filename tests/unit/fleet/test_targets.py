@@ -10,13 +10,16 @@ from laoka.host.collect import SshTarget, ssh_argv
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_examples_hosts_are_reached_as_pyinfra_reaches_them() -> None:
-    targets = {target.name: target for target in targets_of_inventory(ROOT / "inventories" / "example.py")}
+def test_the_examples_hosts_are_reached_as_pyinfra_reaches_them(tmp_path: Path) -> None:
+    example = (ROOT / "inventories" / "example.py").read_text()
+    (tmp_path / "lab.py").write_text(example.replace('# "ssh_config_file"', '"ssh_config_file"'))
+    (tmp_path / "example_ssh_config").write_text((ROOT / "inventories" / "example_ssh_config").read_text())
+    targets = {target.name: target for target in targets_of_inventory(tmp_path / "lab.py")}
     tower = targets["x99-tower"]
     assert tower.expected_gpus == 2 and tower.ssh is not None
     assert (tower.ssh.host, tower.ssh.user) == ("192.168.7.21", "ops")
     argv = ssh_argv(tower.ssh)
-    assert argv[argv.index("-F") + 1] == str(ROOT / "inventories" / "example_ssh_config")  # it has the ProxyJump
+    assert argv[argv.index("-F") + 1] == str(tmp_path / "example_ssh_config")  # it has the ProxyJump
 
 
 def test_a_host_without_data_is_its_own_name() -> None:

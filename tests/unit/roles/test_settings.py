@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import subprocess
 import sys
@@ -59,13 +60,19 @@ def test_a_wrong_value_names_key_value_and_what_is_wanted(key: str, value: objec
 EXAMPLE = ROOT / "inventories" / "example.py"
 
 
-def test_the_example_is_right() -> None:
-    hosts, shared = runpy.run_path(str(EXAMPLE))["gpu_hosts"]
-    assert [name for name, _ in hosts] == ["x99-tower", "x99-sxm2"]
-    for name, own in hosts:
-        data = {**shared, **own}
-        assert faults(name, data, ALL_SETTINGS, [EXAMPLE]) == []
-        assert len(data["expected_gpus"]) == 2 and Path(data["ssh_config_file"]).is_file()
+def test_the_example_is_right(tmp_path: Path) -> None:
+    """As it stands, and with every line in force that is only where one needs it."""
+    whole = tmp_path / "whole.py"
+    whole.write_text(re.sub(r'^( +)# (")', r"\1\2", EXAMPLE.read_text(), flags=re.MULTILINE))
+    (tmp_path / "example_ssh_config").write_text(EXAMPLE.with_name("example_ssh_config").read_text())
+    for file in (EXAMPLE, whole):
+        hosts, shared = runpy.run_path(str(file))["gpu_hosts"]
+        assert [name for name, _ in hosts] == ["x99-tower", "x99-sxm2"]
+        for name, own in hosts:
+            data = {**shared, **own}
+            assert faults(name, data, ALL_SETTINGS, [file]) == []
+            assert len(data["expected_gpus"]) == 2
+            assert ("ssh_config_file" in data) == (file == whole)
 
 
 def test_pyinfra_loads_the_example() -> None:
