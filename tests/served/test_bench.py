@@ -69,6 +69,7 @@ def test_a_result_is_compared_with_one_of_its_own_recipe_only(measured: Path, se
     assert refused.returncode == 2 and "recipe" in refused.stderr and "Traceback" not in refused.stderr
 
 
+@pytest.mark.long
 def test_another_limit_is_served_for_the_time_of_the_measurement_only(served: HostFolder, tmp_path: Path) -> None:
     before = hosts.execute(served, "cat /etc/qwen-serve/vllm.yaml", check=True).stdout
     main_pid = show(served, "MainPID")

@@ -99,7 +99,8 @@ def test_only_the_apis_paths_are_there(gateway: Gateway, path: str) -> None:
 
 
 def test_the_engine_itself_listens_to_its_host_only(host: HostFolder) -> None:
-    with pytest.raises(ConnectionRefusedError):
+    # Nothing listens on that address, and the firewall drops what asks.
+    with pytest.raises((ConnectionRefusedError, TimeoutError)):
         socket.create_connection((host.address, 8000), 5)
 
 
@@ -170,7 +171,7 @@ def test_a_stream_comes_event_by_event_and_ends_as_it_should(gateway: Gateway) -
     contents = [json.loads(event[6:]) for _, event in got.events[:-1]]
     assert all(content["choices"] for content in contents), "an event that was not asked for"
     first, last = got.events[1][0], got.events[-1][0]
-    assert len(got.events) > 100 and first < last / 2, "the stream was held back"
+    assert len(got.events) > 100 and last - first > last / 4, "the stream was held back"
 
 
 def log_line(host: HostFolder, request_id: str) -> dict[str, Any]:
