@@ -71,6 +71,15 @@ def pyinfra(lab: Lab, *arguments: str, deadline_s: float = 1500) -> Deployed:
     return Deployed(done.returncode, document, done.stderr)
 
 
+def laoka(lab: Lab, *words: str, stdin: str = "", deadline_s: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run the `laoka` command as an operator of the lab's hosts does, in English."""
+    program = str(Path(sys.executable).with_name("laoka"))
+    return subprocess.run(
+        [program, "--lang", "en", *words],
+        cwd=ROOT, env=environment(lab), input=stdin, capture_output=True, text=True, timeout=deadline_s,
+    )  # fmt: skip
+
+
 def until(condition: Callable[[], Any], deadline_s: float, what: str) -> Any:
     """Wait until `condition()` is true and return its value; fail with `what` after the deadline."""
     end = time.monotonic() + deadline_s

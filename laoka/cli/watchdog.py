@@ -207,10 +207,13 @@ def _incident(incident: dict[str, Any], lang: Language) -> str:
 
 
 def _config(file: Path, lang: Language) -> Config:
-    """The settings of this host's watchdog. Errors: ConfigError, click.ClickException where there are none."""
+    """The settings of this host's watchdog. Errors: click.ClickException."""
     if not file.exists():
         raise click.ClickException(text("watchdog.not_here", lang, file=file))
-    return load_config(file)
+    try:
+        return load_config(file)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
 
 
 @command.command(name="test-alert")
@@ -220,11 +223,9 @@ def _config(file: Path, lang: Language) -> Config:
 @click.pass_obj
 def test_alert(lang: Language, file: Path) -> int:
     """Send one message marked TEST to every configured channel. Exit status 1 when any of them failed."""
+    config = _config(file, lang)
     try:
-        config = _config(file, lang)
         urls, source = outbox.read_urls(config.alert_urls_file)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise click.ClickException(f"{config.alert_urls_file}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
     if not urls:
@@ -261,10 +262,7 @@ def drill_command(lang: Language, fault: drill.Fault, file: Path) -> int:
 
     Needs drill = true in the watchdog's settings. Exit status 1 when no incident came of it or an alert is not delivered.
     """
-    try:
-        config = _config(file, lang)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    config = _config(file, lang)
     if not config.drill:
         raise click.ClickException(text("watchdog.drill.not_allowed", lang, file=file))
     if not config.gpu:

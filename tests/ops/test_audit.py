@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,9 @@ import pytest
 from laoka.checks import CHECKS
 from laoka.sandbox import faults, hosts
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, ROOT, environment, pyinfra, pyinfra_argv
+from tests.hosts import INVENTORY, ROOT, environment, laoka, pyinfra, pyinfra_argv
 
 pytestmark = pytest.mark.ops
-LAOKA = [sys.executable, "-m", "laoka.cli", "--lang", "en", "audit"]
 GATES = {known.id for known in CHECKS.values() if known.gate}
 Pair = tuple[HostFolder, HostFolder]
 
@@ -39,9 +37,7 @@ def unlike(driver_hosts: Pair) -> Iterator[Pair]:
 
 
 def audit(host: HostFolder, *words: str, inventory: str = INVENTORY) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LAOKA, inventory, *words], cwd=ROOT, env=environment(host.lab), capture_output=True, text=True, timeout=120
-    )
+    return laoka(host.lab, "audit", inventory, *words)
 
 
 def judged(host: HostFolder) -> dict[str, dict[str, Any]]:

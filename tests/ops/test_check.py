@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +14,15 @@ from laoka.host.bundle import read_bundle
 from laoka.host.sections import parse
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import ROOT, environment
+from tests.hosts import laoka
 
 pytestmark = pytest.mark.ops
 PLANTED = "sk-0123456789abcdefghijkl"
-LAOKA = [sys.executable, "-m", "laoka.cli", "--lang", "en"]
 
 
 def judged(host: HostFolder, target: str) -> tuple[int, str, set[tuple[str, str, str]]]:
     """Exit status, verdict and findings of `laoka check TARGET --json` for that host."""
-    done = subprocess.run(
-        [*LAOKA, "check", target, "--json"], cwd=ROOT, env=environment(host.lab), capture_output=True, text=True, timeout=120
-    )
+    done = laoka(host.lab, "check", target, "--json")
     answer: Any = json.loads(done.stdout)
     one = answer if isinstance(answer, dict) else answer[0]
     return done.returncode, one["verdict"], {(f["id"], f["area"], f["severity"]) for f in one["findings"]}

@@ -23,7 +23,7 @@ import pytest
 
 from laoka.sandbox import faults, hosts, packages
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, ROOT, Deployed, environment, pyinfra_argv, until
+from tests.hosts import INVENTORY, ROOT, Deployed, environment, laoka, pyinfra_argv, until
 from tests.ops.drivers import (
     CHANGE,
     GATE,
@@ -403,15 +403,7 @@ def test_nvidias_names_for_debian_with_the_pinning_package_first(pair: Pair) -> 
 
 def test_the_lock_decides_and_one_for_another_release_is_refused(pair: Pair, tmp_path: Path) -> None:
     host, lock = pair[0], tmp_path / "stack.lock.toml"
-    laoka = str(Path(sys.executable).with_name("laoka"))
-    made = subprocess.run(
-        [laoka, "lock", INVENTORY, "--output", str(lock)],
-        cwd=ROOT,
-        env=environment(host.lab),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    made = laoka(host.lab, "lock", INVENTORY, "--output", str(lock))
     assert made.returncode == 0, made.stderr
     assert f'driver_version = "{NEW}"' in lock.read_text() and 'driver_source = "ubuntu-server"' in lock.read_text()
     done = deploy(host, "--dry", data={"kernel": NEXT, "lock_file": lock, "driver_source": ""})

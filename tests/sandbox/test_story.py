@@ -11,14 +11,13 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from laoka.sandbox import endpoint, faults, hosts
 from laoka.sandbox.lab import HostFolder, Lab
-from tests.hosts import FULL, INVENTORY, ROOT, Deployed, ask, environment, healthy, picture, pyinfra, pyinfra_argv, until
+from tests.hosts import FULL, INVENTORY, ROOT, Deployed, ask, environment, healthy, laoka, picture, pyinfra, pyinfra_argv, until
 
 pytestmark = pytest.mark.sandbox
 
@@ -170,10 +169,7 @@ def test_all_is_back_after_a_reboot(pair: tuple[HostFolder, HostFolder], runs: t
 
 
 def test_the_command_line_tells_what_is_up(pair: tuple[HostFolder, HostFolder]) -> None:
-    laoka = str(Path(pyinfra_argv()[0]).with_name("laoka"))
-    done = subprocess.run(
-        [laoka, "sandbox", "status", "--json"], env=environment(pair[0].lab), capture_output=True, text=True, timeout=60
-    )
+    done = laoka(pair[0].lab, "sandbox", "status", "--json")
     rows = json.loads(done.stdout)["hosts"]
     assert [(row["name"], row["ssh"]) for row in rows] == [("v100-1", True), ("v100-2", True)]
     assert done.returncode == 0

@@ -11,24 +11,22 @@ import pytest
 
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, ROOT, environment, pyinfra_argv
+from tests.hosts import INVENTORY, laoka
 from tests.served.client import PORT
 from tests.served.serving import record, show
 
 pytestmark = pytest.mark.sandbox
 
 
-def laoka(host: HostFolder, *words: str, deadline_s: float = 300) -> subprocess.CompletedProcess[str]:
-    program = str(Path(pyinfra_argv()[0]).with_name("laoka"))
-    return subprocess.run(
-        [program, "--lang", "en", *words],
-        cwd=ROOT, env=environment(host.lab), capture_output=True, text=True, timeout=deadline_s, check=False,
-    )  # fmt: skip
+def place(host: HostFolder) -> tuple[str, ...]:
+    """The words that name the host's gateway, its key, and the host itself."""
+    keys = str(host.lab.gateway_keys)
+    return f"http://{host.address}:{PORT}", "--api-key-file", keys, "--host", host.name, "--inventory", INVENTORY
 
 
 def bench(host: HostFolder, *words: str) -> subprocess.CompletedProcess[str]:
-    place = (f"http://{host.address}:{PORT}", "--api-key-file", str(host.lab.gateway_keys), "--host", host.name)
-    return laoka(host, "bench", "run", *place, "--inventory", INVENTORY, "--repeats", "1", "--output-tokens", "64", *words)
+    small = ("--repeats", "1", "--output-tokens", "64")
+    return laoka(host.lab, "bench", "run", *place(host), *small, *words, deadline_s=300)
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +58,12 @@ def test_tokens_are_exact_and_none_came_from_the_cache(measured: Path, served: H
 
 
 def test_a_result_is_compared_with_one_of_its_own_recipe_only(measured: Path, served: HostFolder, tmp_path: Path) -> None:
-    same = laoka(served, "bench", "compare", f"{measured}.json", f"{measured}.json")
+    same = laoka(served.lab, "bench", "compare", f"{measured}.json", f"{measured}.json")
     assert same.returncode == 0 and "1.00" in same.stdout, same.stderr
     other = json.loads(measured.with_suffix(".json").read_text())
     other["recipe"]["output_tokens"], other["recipe_id"] = 256, "another"
     (tmp_path / "other.json").write_text(json.dumps(other))
-    refused = laoka(served, "bench", "compare", f"{measured}.json", str(tmp_path / "other.json"))
+    refused = laoka(served.lab, "bench", "compare", f"{measured}.json", str(tmp_path / "other.json"))
     assert refused.returncode == 2 and "recipe" in refused.stderr and "Traceback" not in refused.stderr
 
 
@@ -84,13 +82,12 @@ def test_another_limit_is_served_for_the_time_of_the_measurement_only(served: Ho
 
 
 def test_the_cache_says_its_hit_rate(served: HostFolder) -> None:
-    place = (f"http://{served.address}:{PORT}", "--api-key-file", str(served.lab.gateway_keys), "--host", served.name)
-    done = laoka(served, "cache", "run", *place, "--inventory", INVENTORY)
+    done = laoka(served.lab, "cache", "run", *place(served))
     assert done.returncode in (0, 1) and "%" in done.stdout, done.stderr
 
 
 def test_a_host_that_serves_has_no_root_cause(served: HostFolder) -> None:
-    done = laoka(served, "diagnose", INVENTORY, "--host", served.name, "--json")
+    done = laoka(served.lab, "diagnose", INVENTORY, "--host", served.name, "--json")
     found = json.loads(done.stdout)
     assert set(found) >= {"root_cause", "also", "first_error_line"}
     assert done.returncode == (1 if found["root_cause"] or found["first_error_line"] else 0), done.stderr
@@ -100,10 +97,7 @@ def test_a_flag_that_the_engine_refused_is_the_root_cause(served: HostFolder) ->
     """Its own words of a real start, out of the host's own journal."""
     engine = "/opt/laoka/engines/current/bin/vllm"
     said = hosts.execute(served, f"HOME=/tmp {engine} serve /srv/none --no-such-flag 1 2>&1 | tail -40", deadline_s=120).stdout
-    done = subprocess.run(
-        [str(Path(pyinfra_argv()[0]).with_name("laoka")), "diagnose", "-", "--json"],
-        cwd=ROOT, input=said, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = laoka(served.lab, "diagnose", "-", "--json", stdin=said)
     assert done.returncode == 1, done.stderr
     root = json.loads(done.stdout)["root_cause"]
     assert root is not None and "--no-such-flag" in root["evidence"]

@@ -99,8 +99,9 @@ def test_only_the_apis_paths_are_there(gateway: Gateway, path: str) -> None:
 
 
 def test_the_engine_itself_listens_to_its_host_only(host: HostFolder) -> None:
-    # Nothing listens on that address, and the firewall drops what asks.
-    with pytest.raises((ConnectionRefusedError, TimeoutError)):
+    listening = hosts.execute(host, "ss -Htln 'sport = :8000'", check=True).stdout.split("\n")
+    assert [line.split()[3] for line in listening if line] == ["127.0.0.1:8000"]
+    with pytest.raises(TimeoutError):  # the firewall drops what asks from elsewhere
         socket.create_connection((host.address, 8000), 5)
 
 
@@ -165,13 +166,13 @@ def test_a_body_of_100_mb_is_refused_without_being_taken(gateway: Gateway) -> No
 
 
 def test_a_stream_comes_event_by_event_and_ends_as_it_should(gateway: Gateway) -> None:
-    got = gateway.stream(chat(max_tokens=400))
+    got = gateway.stream(chat(max_tokens=2000))  # so many that a late first token on a busy machine is still an early one
     assert got.status == 200 and got.headers["content-type"].startswith("text/event-stream")
     assert got.events[-1][1] == "data: [DONE]"
     contents = [json.loads(event[6:]) for _, event in got.events[:-1]]
     assert all(content["choices"] for content in contents), "an event that was not asked for"
     first, last = got.events[1][0], got.events[-1][0]
-    assert len(got.events) > 100 and last - first > last / 4, "the stream was held back"
+    assert len(got.events) > 100 and first < last / 2, "the stream was held back"
 
 
 def log_line(host: HostFolder, request_id: str) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, ROOT, environment, pyinfra_argv
+from tests.hosts import INVENTORY, laoka
 
 pytestmark = pytest.mark.sandbox
 
@@ -30,16 +28,10 @@ def test_the_file_for_node_exporter_is_what_the_metrics_say(served: HostFolder) 
 
 
 def test_the_status_of_an_inventory_over_ssh(served: HostFolder) -> None:
-    program = str(Path(pyinfra_argv()[0]).with_name("laoka"))
-
-    def laoka(*words: str) -> str:
-        argv = [program, "--lang", "en", "watchdog", "status", *words, INVENTORY]
-        return subprocess.run(argv, cwd=ROOT, env=environment(served.lab), capture_output=True, text=True, timeout=90).stdout
-
-    told = laoka()
+    told = laoka(served.lab, "watchdog", "status", INVENTORY).stdout
     assert f"{served.name}: 1 of 1 card(s) seen" in told
     assert "recovery: engine-only; reboots: never" in told
-    found = json.loads(laoka("--json"))
+    found = json.loads(laoka(served.lab, "watchdog", "status", "--json", INVENTORY).stdout)
     mine = next(item for item in (found if isinstance(found, list) else [found]) if item["target"] == served.name)
     assert mine["host"] == served.name and not mine["stale"]
     assert {sensor["name"] for sensor in mine["sensors"]} >= {"pci", "kernel_log", "nvml", "engine", "boot"}

@@ -59,6 +59,12 @@ class ServerFacts:
     """Where its weights lie."""
 
 
+def version_of(said: object) -> str | None:
+    """The version in an answer to /version; None when there is none in it."""
+    version = said.get("version") if isinstance(said, dict) else None
+    return version if isinstance(version, str) and version else None
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Ids of the recipe's text, by the server's tokenizer: in order, and each once."""
@@ -121,8 +127,7 @@ class Client:
         limit = row.get("max_model_len")
         self.target = replace(self.target, model=wanted)
         try:
-            said = await self._get_json("/version")
-            version = said.get("version") if isinstance(said, dict) else None
+            version = version_of(await self._get_json("/version"))
         except BenchError:
             version = None  # a gateway lets only completions through
         return ServerFacts(wanted, limit if isinstance(limit, int) else None, version, row.get("root"))

@@ -20,6 +20,7 @@ from laoka.host.collect import SshTarget, ssh_argv
 from laoka.host.nvidia_smi import Smi
 from laoka.host.unread import Unread
 from laoka.process import Completed, run
+from laoka.serving.bench.client import version_of
 
 UNIT = "qwen-serve.service"
 CONFIG = "/etc/qwen-serve/vllm.yaml"
@@ -105,11 +106,9 @@ class HostSide:
 def parse_version(text: str) -> str | None:
     """The version in an answer to /version; None for what is none."""
     try:
-        said = json.loads(text)
+        return version_of(json.loads(text))
     except (ValueError, RecursionError):
         return None
-    version = said.get("version") if isinstance(said, dict) else None
-    return version if isinstance(version, str) and version else None
 
 
 def parse_flags(text: str) -> dict[str, Any]:
