@@ -282,8 +282,12 @@ main() {
     # What is installed is asked for by name: a fixed list can't have every package that an upgrade could move.
     installed=$(bounded 2 dpkg-query -W -f '${db:Status-Status} ${Package}\n' '*nvidia*' 'libcuda*' 'linux-image*' 'linux-headers*' \
         'linux-generic*' 2>/dev/null | awk '$1 == "installed" { print $2 }')
-    # shellcheck disable=SC2086 # one word a name
-    sec apt-policy 3 apt-cache policy nvidia-driver-580-server nvidia-driver-580 nvidia-dkms-580-server nvidia-headless-580-server \
+    # When its lists are newer than its cache, apt builds that anew and writes 80 MB. This only reads, so it is told to write none.
+    no_cache='-o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache='
+    [ -e /var/cache/apt/pkgcache.bin ] && [ -z "$(bounded 2 find /var/lib/apt/lists /var/lib/dpkg/status /etc/apt/sources.list \
+        /etc/apt/sources.list.d -maxdepth 1 -newer /var/cache/apt/pkgcache.bin 2>/dev/null)" ] && no_cache=
+    # shellcheck disable=SC2086 # one word an option, one a name
+    sec apt-policy 3 apt-cache $no_cache policy nvidia-driver-580-server nvidia-driver-580 nvidia-dkms-580-server nvidia-headless-580-server \
         nvidia-driver nvidia-driver-pinning-580 cuda-drivers cuda-drivers-580 cuda linux-image-generic linux-image-amd64 $installed
 
     sec services 2 systemctl show -p Id,LoadState,ActiveState,SubState,UnitFileState,NRestarts \

@@ -12,6 +12,7 @@ from laoka.cli.capture import bundle_of
 from laoka.host import collect
 from laoka.host.bundle import read_bundle
 from laoka.host.sections import parse
+from laoka.host.unread import Unread
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
 from tests.hosts import laoka
@@ -42,3 +43,17 @@ def test_live_and_capture_are_judged_alike_and_the_capture_names_nobody(ops_host
     text = read_bundle(data)
     assert [word for word in secrets if len(word) > 4 and word in text] == []
     assert sum(replaced.values()) > 0
+
+
+def test_the_probe_reads_what_apt_would_install_and_writes_no_cache_of_apts(ops_host: HostFolder) -> None:
+    def policy() -> str:
+        section = parse(collect.text_over_ssh(hosts.ssh_target(ops_host))).section("apt-policy")
+        assert not isinstance(section, Unread)
+        return section.stdout
+
+    caches = "find /var/cache/apt -name '*.bin'"
+    hosts.execute(ops_host, f"{caches} -delete", check=True)
+    told = policy()
+    assert "linux-image-amd64:" in told and hosts.execute(ops_host, caches, check=True).stdout == ""
+    hosts.execute(ops_host, "apt-cache policy", check=True)
+    assert policy() == told
