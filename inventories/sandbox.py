@@ -53,6 +53,10 @@ sandbox = (
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "TRANSFORMERS_OFFLINE": "1",
+            # The engine binds itself to a core, as if the machine were its own; two hosts then take the same one, and the one that
+            # has less to do was seen to get no time for minutes.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
             # A tiny model answers at once: what stands still is found sooner than on a real host.
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "10",
         },

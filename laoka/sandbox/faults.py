@@ -116,16 +116,21 @@ def _board(above_4g: bool) -> Callable[[HostFolder], None]:
     return apply
 
 
-def _signal(name: str, signal: str) -> Callable[[HostFolder], None]:
-    """Signals the processes of the served unit that have this name (the kernel cuts it to 15 characters)."""
+def signal_script(name: str, signal: str) -> str:
+    """The shell command that signals the processes of the served unit of one name, and says which.
 
+    Arguments: `name` as the kernel cuts it, to 15 characters; `signal` without its SIG.
+    """
+    # By the processes of the unit, not by a name over ssh: that would match the shell that looks for it.
+    return (
+        "for p in $(cat /sys/fs/cgroup/system.slice/qwen-serve.service/cgroup.procs 2>/dev/null); do "
+        f"case $(cat /proc/$p/comm) in {name}) kill -{signal} $p && echo signalled $p;; esac; done"
+    )
+
+
+def _signal(name: str, signal: str) -> Callable[[HostFolder], None]:
     def apply(host: HostFolder) -> None:
-        # By the processes of the unit, not by a name over ssh: that would match the shell that looks for it.
-        done = hosts.execute(
-            host,
-            "for p in $(cat /sys/fs/cgroup/system.slice/qwen-serve.service/cgroup.procs 2>/dev/null); do "
-            f"case $(cat /proc/$p/comm) in {name}) kill -{signal} $p && echo signalled $p;; esac; done",
-        )
+        done = hosts.execute(host, signal_script(name, signal))
         if "signalled" not in done.stdout:
             raise SandboxError(f"{host.name}: no such process runs: pyinfra inventories/sandbox.py deploys/full.py")
 

@@ -25,8 +25,7 @@ def place(host: HostFolder) -> tuple[str, ...]:
 
 
 def bench(host: HostFolder, *words: str) -> subprocess.CompletedProcess[str]:
-    small = ("--repeats", "1", "--output-tokens", "64")
-    return laoka(host.lab, "bench", "run", *place(host), *small, *words, deadline_s=300)
+    return laoka(host.lab, "bench", "run", *place(host), "--repeats", "1", *words, deadline_s=300)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ def test_tokens_are_exact_and_none_came_from_the_cache(measured: Path, served: H
     for label, requests in (("serve 4096 c1", 2), ("serve 4096 c4", 8)):
         cell = found[label]
         assert (cell["completed"], cell["failed"]) == (requests, 0)
-        assert (cell["total_input_tokens"], cell["total_output_tokens"]) == (512 * requests, 64 * requests)
+        assert (cell["total_input_tokens"], cell["total_output_tokens"]) == (512 * requests, 256 * requests)
         assert 0 < cell["mean_ttft_ms"] < cell["mean_e2el_ms"] and cell["output_throughput"] > 0
     source = json.loads(measured.with_suffix(".json").read_text())["provenance"]
     assert source["engine_version"] == "0.32.0" and source["simulated"] is True and source["driver"] == "580.173.02"
@@ -61,7 +60,7 @@ def test_a_result_is_compared_with_one_of_its_own_recipe_only(measured: Path, se
     same = laoka(served.lab, "bench", "compare", f"{measured}.json", f"{measured}.json")
     assert same.returncode == 0 and "1.00" in same.stdout, same.stderr
     other = json.loads(measured.with_suffix(".json").read_text())
-    other["recipe"]["output_tokens"], other["recipe_id"] = 256, "another"
+    other["recipe"]["output_tokens"], other["recipe_id"] = 128, "another"
     (tmp_path / "other.json").write_text(json.dumps(other))
     refused = laoka(served.lab, "bench", "compare", f"{measured}.json", str(tmp_path / "other.json"))
     assert refused.returncode == 2 and "recipe" in refused.stderr and "Traceback" not in refused.stderr

@@ -56,6 +56,14 @@ def alone(host: HostFolder) -> HostFolder:
     return host
 
 
+@pytest.fixture
+def ready(alone: HostFolder) -> HostFolder:
+    """Served, whatever the drill before left: one that fails takes no other with it."""
+    hosts.execute(alone, "systemctl reset-failed qwen-serve; systemctl start qwen-serve", deadline_s=START_DEADLINE_S)
+    until_ready(alone, 0)
+    return alone
+
+
 def completion_kind(host: HostFolder, deadline_s: float) -> str:
     """What laoka's own question says of the server, by name."""
     done = hosts.execute(
@@ -88,8 +96,8 @@ def test_engine_killed_the_server_exits_0_and_that_is_a_failure(host: HostFolder
     comes_back(host, failed, before, restarts)
 
 
-def test_engine_frozen_while_idle_health_says_200_and_only_a_completion_finds_it(alone: HostFolder) -> None:
-    host = alone
+def test_engine_frozen_while_idle_health_says_200_and_only_a_completion_finds_it(ready: HostFolder) -> None:
+    host = ready
     before, restarts = engine_processes(host), restarts_of(host)
     faults.apply(host, "engine-frozen", clear=False)
     codes = hosts.execute(
@@ -103,20 +111,20 @@ def test_engine_frozen_while_idle_health_says_200_and_only_a_completion_finds_it
     comes_back(host, failed, before, restarts)
 
 
-def test_engine_frozen_in_mid_request_is_told_from_a_busy_one(alone: HostFolder) -> None:
-    host = alone
+def test_engine_frozen_in_mid_request_is_told_from_a_busy_one(ready: HostFolder) -> None:
+    host = ready
     before, restarts = engine_processes(host), restarts_of(host)
     flight = InFlight(host, max_tokens=3900, stream=True)
-    until(flight.has_begun, 60, "the request runs")
-    faults.apply(host, "engine-frozen", clear=False)
+    frozen = hosts.execute(host, flight.when_begun(faults.signal_script(faults.ENGINE, "STOP")), deadline_s=90, check=True)
+    assert "signalled" in frozen.stdout, "the engine is frozen while the request runs"
     failed = until_failed(host, NAMED_S)
     assert failed.kind == "engine_frozen" and "requests running" in failed.detail and "no token for" in failed.detail
     assert flight.result().body.startswith("data: ") and "[DONE]" not in flight.result().body
     comes_back(host, failed, before, restarts)
 
 
-def test_worker_frozen_the_client_gets_an_error_and_the_engine_gives_up_by_itself(alone: HostFolder) -> None:
-    host = alone
+def test_worker_frozen_the_client_gets_an_error_and_the_engine_gives_up_by_itself(ready: HostFolder) -> None:
+    host = ready
     before, restarts = engine_processes(host), restarts_of(host)
     faults.apply(host, "worker-frozen", clear=False)
     answer = post(host, max_tokens=4)
@@ -126,8 +134,8 @@ def test_worker_frozen_the_client_gets_an_error_and_the_engine_gives_up_by_itsel
     comes_back(host, failed, before, restarts)
 
 
-def test_api_server_killed_leaves_no_orphan_that_keeps_the_memory(alone: HostFolder) -> None:
-    host = alone
+def test_api_server_killed_leaves_no_orphan_that_keeps_the_memory(ready: HostFolder) -> None:
+    host = ready
     before, restarts = engine_processes(host), restarts_of(host)
     assert len(before) == 3
     faults.apply(host, "server-killed", clear=False)
@@ -137,18 +145,18 @@ def test_api_server_killed_leaves_no_orphan_that_keeps_the_memory(alone: HostFol
     comes_back(host, failed, before, restarts)
 
 
-def test_stopped_with_requests_in_flight_they_are_finished(alone: HostFolder) -> None:
-    host = alone
-    flights = [InFlight(host, max_tokens=2000, stream=stream) for stream in (True, False)]
-    until(flights[0].has_begun, 60, "the streamed request runs")
+def test_stopped_with_requests_in_flight_they_are_finished(ready: HostFolder) -> None:
+    host = ready
+    flights = [InFlight(host, max_tokens=3900, stream=stream) for stream in (True, False)]
     connected = "ss -Htn state established '( dport = :8000 )' | wc -l"
-    assert int(hosts.execute(host, connected, check=True).stdout) >= 2, "both requests run"
-    hosts.execute(host, "systemctl stop qwen-serve", deadline_s=90, check=True)
+    script = flights[0].when_begun(f"{connected}; systemctl stop qwen-serve")
+    stopped = hosts.execute(host, script, deadline_s=150, check=True)
+    assert int(stopped.stdout) >= 2, "both requests run"
     streamed, whole = (flight.result() for flight in flights)
     assert (
         streamed.status == 200 and streamed.body.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in streamed.body
     )
-    assert whole.status == 200 and whole.json()["usage"]["completion_tokens"] == 2000
+    assert whole.status == 200 and whole.json()["usage"]["completion_tokens"] == 3900
     assert show(host, "ActiveState", "Result") == ("inactive", "success")
     assert record(host).state == "stopped" and engine_processes(host) == set()
 
