@@ -34,6 +34,8 @@ FLOOD_CPU_LIMIT_PERCENT = 20.0
 FLOOD_BYTES = 3 * 1000**3
 AHEAD_BYTES = 128 * 1024 * 1024
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+WATCHDOG_S = 30.0
+"""What the unit has (templates/watchdog)."""
 SETTLED_S = 15.0
 """A start reads the catalogue, loads the alert services and asks every sensor for the first time: not what idling costs."""
 
@@ -71,7 +73,8 @@ def host_with_daemon(kernel_log: str | None = None) -> Iterator[tuple[Host, str]
     """A daemon with all sensors; `kernel_log` empty: follows a file, None: /dev/kmsg where that can be read."""
     real = "/dev/kmsg" if kernel_log is None and os.access("/dev/kmsg", os.W_OK) else ""
     endpoint = Endpoint()
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # on a disk: gigabytes
+    # On a disk: gigabytes. What the unit writes to /run is in memory here too.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         folder = Path(name)
         host = Host(folder, endpoint)
         environment = stand_ins(folder)
@@ -83,9 +86,10 @@ def host_with_daemon(kernel_log: str | None = None) -> Iterator[tuple[Host, str]
             **log, drill="true", nvml='"required"', unit='"qwen-serve.service"', burst_quiet_s="0.05", recovered_after_s="0.05",
             pci_interval_s="1.0", alerts_per_hour="10000", metrics_address=f'"127.0.0.1:{free_port()}"', recovery='"observe"',
             completion_url=f'"http://127.0.0.1:{port}"', completion_model='"m"', engine_stalled_after_s="1e6", disk_free_min_mb="1",
+            state_file=f'"{memory}/watchdog.json"', metrics_file=f'"{memory}/metrics.prom"',
         )  # fmt: skip
         try:
-            host.start(None, **environment)
+            host.start(None, WATCHDOG_USEC=str(int(WATCHDOG_S * 1e6)), **environment)
             yield host, real or "a file"
         finally:
             host.kill()

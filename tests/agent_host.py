@@ -109,7 +109,7 @@ class Host:
         self.config.write_text("\n".join([*lines, ""]))
 
     def start(self, argv: list[str] | None = None, **more: str) -> None:
-        environment = {**os.environ, **more, "NOTIFY_SOCKET": str(self.folder / "notify"), "WATCHDOG_USEC": "900000"}
+        environment = {**os.environ, "WATCHDOG_USEC": "900000", **more, "NOTIFY_SOCKET": str(self.folder / "notify")}
         environment.pop("CREDENTIALS_DIRECTORY", None)
         with self.log.open("ab") as log:
             whole = [*(argv or [sys.executable, "-m", "laoka.agent"]), "--config", str(self.config)]
