@@ -56,14 +56,16 @@ class InFlight(threading.Thread):
     def run(self) -> None:
         self.answer = post(self.host, 120, copy=self.copy, **self.body)
 
-    def when_begun(self, then: str) -> str:
-        """A shell script that runs `then` as soon as a part of the streamed answer came; it ends with status 3 after a minute.
+    def when_begun(self, then: str, *, connections: int = 1) -> str:
+        """A shell script that runs `then` as soon as a part of the streamed answer came and so many requests are connected to the
+        engine; it ends with status 3 after a minute.
 
         On the host, and at once: a tiny model may be through before somebody outside has looked, and the engine's own counters
         answer late while it streams on a small machine.
         """
+        connected = f"[ $(ss -Htn state established '( dport = :8000 )' | wc -l) -ge {connections} ]"
         runs = f'[ "$(head -c 5 {self.copy} 2>/dev/null)" = data: ]'
-        return f"n=0; until {runs}; do sleep 0.05; n=$((n + 1)); [ $n -lt 1200 ] || exit 3; done; {then}"
+        return f"n=0; until {runs} && {connected}; do sleep 0.05; n=$((n + 1)); [ $n -lt 1200 ] || exit 3; done; {then}"
 
     def result(self) -> Answer:
         self.join(150)
