@@ -9,6 +9,7 @@ a watchdog that allows drills is running.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -90,6 +91,8 @@ def host_with_daemon(kernel_log: str | None = None) -> Iterator[tuple[Host, str]
         )  # fmt: skip
         try:
             host.start(None, WATCHDOG_USEC=str(int(WATCHDOG_S * 1e6)), **environment)
+            if not until(lambda: looked(Path(memory) / "watchdog.json", "nvml"), 60):
+                raise SystemExit(f"NVML was not asked, so nothing that follows would be true:\n{host.log.read_text()[-2000:]}")
             yield host, real or "a file"
         finally:
             host.kill()
@@ -98,6 +101,12 @@ def host_with_daemon(kernel_log: str | None = None) -> Iterator[tuple[Host, str]
             host.socket.close()
             endpoint.server.shutdown()
             endpoint.server.server_close()
+
+
+def looked(state: Path, sensor: str) -> bool:
+    """Whether a sensor could look, by the daemon's state file."""
+    found = json.loads(state.read_text())["sensors"] if state.exists() else []
+    return any(one["name"] == sensor and one["verdict"] in ("ok", "bad") for one in found)
 
 
 def real_nvml() -> bool:
