@@ -1,4 +1,4 @@
-"""Two hosts as one: requests over both, a host drained without a cut stream, gateways that know each other by TLS.
+"""Two hosts as one: requests over both, a host drained without a cut stream, a bad change undone, a good one rolled through.
 
 Somebody asks through the first host's gateway all the while, and must never notice. HAProxy, systemd and vLLM (on CPU) are real.
 """
@@ -20,10 +20,11 @@ from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
 from tests.hosts import INVENTORY, PYTHON, ROOT, pyinfra, until
 from tests.served.client import Gateway, Got, chat
-from tests.served.serving import record, show
+from tests.served.serving import UNIT, record, show
 
 pytestmark = pytest.mark.sandbox
 SERVE = "deploys/serve.py"
+ROLL = f"Serve | {UNIT} is changed, one host at a time: drain, restart, completion, undrain"
 DRAIN = f"{PYTHON} -m laoka.serving.drain"
 GROUP = "_data = {**_data, 'gateway_group': 'lab'}"
 Pair = tuple[HostFolder, HostFolder]
@@ -126,6 +127,48 @@ def test_a_host_is_drained_without_cutting_a_stream_and_comes_back(group: Pair) 
         hosts.execute(second, f"{DRAIN} off", deadline_s=120, check=True)
         back = time.time()
         until(lambda: served_by(second, back) >= 2, 30, "the second host serves again")
+
+
+def test_a_change_that_fails_is_undone_and_stops_the_rollout(group: Pair, tmp_path: Path) -> None:
+    before = {host.name: record(host) for host in group}
+    change = f"{GROUP}; _data['serve_flags'] = {{**_data['serve_flags'], 'no-such-flag': 1}}"
+    with asking(Gateway(group[0])):
+        done = pyinfra(group[0].lab, "-y", inventory(tmp_path, change), SERVE)
+    assert done.status == 1  # no host is left, so pyinfra has no results to tell, only its messages
+    assert "bad_flag" in done.stderr and "unrecognized arguments: --no-such-flag" in done.stderr
+    assert "qwen-serve.service is back on what ran before, and answers" in done.stderr
+    assert "Traceback" not in done.stderr and done.stopped_at == ROLL
+    # pyinfra takes the hosts in any order.
+    undone = next(host for host in group if f"the rollout stopped when {host.name} failed" in done.stderr)
+    untouched = next(host for host in group if host is not undone)
+    assert record(undone).state == "ready" and record(undone) != before[undone.name]
+    assert record(untouched) == before[untouched.name]
+    for host in group:  # neither where it was undone nor where it never came to be
+        flags = hosts.execute(host, "cat /etc/qwen-serve/vllm.yaml", check=True).stdout
+        assert "no-such-flag" not in flags and "max-num-seqs" in flags
+        gateway = Gateway(host)
+        gateway.hop = True
+        assert gateway.get("/health").status == 200, f"{host.name} was left out of service"
+
+
+def test_one_flag_goes_through_host_by_host_and_the_second_run_changes_nothing(group: Pair, tmp_path: Path) -> None:
+    # As if both had been deployed with a seat less.
+    for host in group:
+        hosts.execute(host, "sed -i 's/^max-num-seqs: 4$/max-num-seqs: 3/' /etc/qwen-serve/vllm.yaml", check=True)
+    began, others, as_group = time.time(), since(group), inventory(tmp_path, GROUP)
+    with asking(Gateway(group[0])):
+        done = pyinfra(group[0].lab, "-y", as_group, SERVE)
+        again = pyinfra(group[0].lab, "-y", as_group, SERVE)
+    assert (done.status, again.status) == (0, 0), done.stderr + again.stderr
+    ready = [record(host) for host in group]
+    assert all(item.state == "ready" and item.since_unix_s > began and item.start_s for item in ready)
+    earlier, later = sorted(ready, key=lambda item: item.since_unix_s)
+    assert later.since_unix_s - (later.start_s or 0) > earlier.since_unix_s, "both were down at once"
+    assert since(group) == others, "the gateway, its guard, the firewall or the watchdog was restarted too"
+    for host in group:
+        hosts.execute(host, "grep -qx 'max-num-seqs: 4' /etc/qwen-serve/vllm.yaml", check=True)
+        assert ROLL in done.changed(host.name) and {name.split(" | ")[0] for name in done.changed(host.name)} == {"Serve"}
+        assert again.changed(host.name) == []
 
 
 def certificate(folder: Path, pair: Pair) -> tuple[Path, Path]:
