@@ -21,6 +21,7 @@ KINDS = (
     "start_too_slow",
     "engine_died",
     "server_killed",
+    "supervisor_hung",
     "engine_frozen",
     "out_of_memory",
 )

@@ -28,6 +28,7 @@ from roles.model.deploy import CURRENT
 from roles.plan import locked_stack
 from roles.secrets import secret_file
 from roles.serve.unit import (
+    DEFAULT_ENV,
     INSTANCE_NAME,
     NVIDIA_GROUPS,
     flags_of,
@@ -137,15 +138,7 @@ def served(on: Host) -> tuple[Served, ...]:
         shutdown_s=settings.serve_shutdown_s,
         max_tokens=settings.serve_max_tokens,
     )
-    env = {
-        # Tells a stuck worker in two minutes; the default of 300 s leaves clients hanging. The engine then exits and restarts.
-        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        **locked.get("serve_env", {}),
-        **settings.serve_env,
-    }
+    env = {**DEFAULT_ENV, **locked.get("serve_env", {}), **settings.serve_env}
     if not settings.serve_instances:
         return (_served(settings, "", settings.serve_port, flags, env),)
     gpus = BaseSettings.of(on).expected_gpus

@@ -28,6 +28,14 @@ DEFAULT_FLAGS: Mapping[str, Any] = {
     "disable-access-log-for-endpoints": "/health,/metrics,/ping,/v1/models",
 }
 
+DEFAULT_ENV: Mapping[str, str] = {
+    # Tells a stuck worker in two minutes; the default of 300 s leaves clients hanging. The engine then exits and restarts.
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+}
+
 
 def systemd_version(text: str) -> int:
     """The version in `systemctl --version`; OLDEST when it can't be read, which emits only what every version knows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from laoka.catalog.failures import failures
 from laoka.catalog.gpus import gpus
 from laoka.catalog.messages import catalogue
 from laoka.checks import CHECKS
+from laoka.serving.completion import SETTLED
+from laoka.serving.failure import KINDS
 from laoka.stack.models import checkpoint_of
 from laoka.stack.request import DEFAULT_MODEL, Request, parse_gpu
 from laoka.stack.resolve import Stack, resolve
@@ -115,3 +118,18 @@ def test_no_fence_opens_inside_another() -> None:
             assert not (opened and info), f"{page.name}:{number}: ```{info} inside ```{opened}"
             opened = "" if opened else info or "text"
         assert not opened, f"{page.name}: its last fence is never closed"
+
+
+@pytest.mark.parametrize(
+    ("page", "order"),
+    [
+        ("troubleshooting.md", ["Symptom", "Input", "Environment", "Parameters", "Tool boundary"]),
+        ("troubleshooting.zh-CN.md", ["症状", "输入", "环境", "参数", "工具边界"]),
+    ],
+)
+def test_troubleshooting_has_its_order_and_every_name_that_people_see(page: str, order: list[str]) -> None:
+    text = read(DOCS / page)
+    assert re.findall(r"^## (\d)\. ([\w ]+)[:：]", text, re.MULTILINE) == [(str(n), name) for n, name in enumerate(order, 1)]
+    codes = {code for path in (ROOT / "laoka/serving").glob("*.py") for code in re.findall(r'Refusal\(\d+, "(\w+)"', read(path))}
+    assert len(codes) > 15
+    assert sorted(name for name in {*KINDS, *SETTLED, *codes} if f"`{name}`" not in text) == []

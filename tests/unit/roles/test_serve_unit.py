@@ -13,6 +13,7 @@ import pytest
 
 from roles.serve.deploy import LEAST_FROZEN_S, TEMPLATES, Served, ServeInstance, ServeSettings, _served, unit_values
 from roles.serve.unit import (
+    DEFAULT_ENV,
     NVIDIA_GROUPS,
     SINCE,
     flags_of,
@@ -193,7 +194,9 @@ def test_counts_as_vllm_takes_them() -> None:
 
 
 def test_a_frozen_engine_is_given_longer_than_vllm_gives_its_worker() -> None:
-    assert one()[1].frozen_after_s == LEAST_FROZEN_S > 120
+    worker_s = int(DEFAULT_ENV["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"])
+    assert worker_s < 300, "vLLM's default (vllm/envs.py)"
+    assert one()[1].frozen_after_s == LEAST_FROZEN_S > worker_s
     assert one(serve_frozen_after_s=0)[1].frozen_after_s == 0
 
 
