@@ -49,7 +49,7 @@ class Client(threading.Thread):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(daemon=True)
         self.gateway, self.over = gateway, threading.Event()
-        self.answers = 0
+        self.answers, self.longest_s = 0, 0.0
         self.wrong: list[object] = []
 
     def run(self) -> None:
@@ -59,7 +59,7 @@ class Client(threading.Thread):
             except OSError as error:
                 self.wrong.append(error)
                 continue
-            self.answers += 1
+            self.answers, self.longest_s = self.answers + 1, max(self.longest_s, got.seconds)
             if got.status != 200 or got.events[-1][1] != "data: [DONE]":
                 self.wrong.append(got)
             self.over.wait(0.1)
@@ -77,7 +77,7 @@ def asking(gateway: Gateway) -> Iterator[Client]:
         somebody.over.set()
         somebody.join(60)
     assert not somebody.wrong, somebody.wrong[:3]
-    print(f"\nthe client got {somebody.answers} whole answers")
+    print(f"\nthe client got {somebody.answers} whole answers, the slowest in {somebody.longest_s:.1f} s")
 
 
 def since(pair: Pair) -> list[tuple[str, ...]]:
@@ -164,6 +164,8 @@ def test_one_flag_goes_through_host_by_host_and_the_second_run_changes_nothing(g
     assert all(item.state == "ready" and item.since_unix_s > began and item.start_s for item in ready)
     earlier, later = sorted(ready, key=lambda item: item.since_unix_s)
     assert later.since_unix_s - (later.start_s or 0) > earlier.since_unix_s, "both were down at once"
+    starts = " and ".join(f"{item.start_s:.1f} s" for item in (earlier, later))
+    print(f"\nstarts of {starts}, ready {later.since_unix_s - earlier.since_unix_s:.0f} s after one another")
     assert since(group) == others, "the gateway, its guard, the firewall or the watchdog was restarted too"
     for host in group:
         hosts.execute(host, "grep -qx 'max-num-seqs: 4' /etc/qwen-serve/vllm.yaml", check=True)
