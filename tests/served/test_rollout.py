@@ -151,6 +151,7 @@ def test_a_change_that_fails_is_undone_and_stops_the_rollout(group: Pair, tmp_pa
         assert gateway.get("/health").status == 200, f"{host.name} was left out of service"
 
 
+@pytest.mark.long
 def test_one_flag_goes_through_host_by_host_and_the_second_run_changes_nothing(group: Pair, tmp_path: Path) -> None:
     # As if both had been deployed with a seat less.
     for host in group:
