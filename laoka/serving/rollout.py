@@ -162,11 +162,15 @@ def _back_in_service(wanted: Change, say: Say, status: int) -> int:
     return status
 
 
-def completion_gate(server: Server) -> Gate:
-    """A short completion has to come back."""
+def completion_gate(url: str, model: str, key_file: Path | None, judge_text: bool) -> Gate:
+    """A short completion has to come back. The key is read when it is asked: the change itself may put it in place."""
 
     def gate() -> str | None:
-        verdict = ask(server, max_tokens=8, deadline_s=GATE_DEADLINE_S)
+        try:
+            key = key_file.read_text(encoding="utf-8").strip() if key_file else ""
+        except OSError as error:
+            return f"{key_file}: {error.strerror}"
+        verdict = ask(Server(url, model, key, judge_text), max_tokens=8, deadline_s=GATE_DEADLINE_S)
         return None if verdict.healthy else f"{verdict.kind}: {verdict.detail}"
 
     return gate
@@ -200,8 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gate: Gate = guard_gate
     try:
         if options.url:
-            key = options.api_key_file.read_text(encoding="utf-8").strip() if options.api_key_file else ""
-            gate = completion_gate(Server(options.url, options.model, key, options.judge_text))
+            gate = completion_gate(options.url, options.model, options.api_key_file, options.judge_text)
         staged = tuple((new, place) for new, place in options.stage)
         wanted = Change(options.unit, tuple(options.config), staged, options.drain_deadline_s, options.restart_deadline_s)
         return change(wanted, gate, lambda line: print(line, file=sys.stderr, flush=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from laoka.serving import rollout
+from laoka.serving.completion import Server, Verdict
 from laoka.serving.rollout import Change, bring_back, change, keep
 
 SYSTEMCTL = """\
@@ -108,3 +109,18 @@ def test_files_links_and_absence_are_brought_back(tmp_path: Path) -> None:
     assert secret.read_text() == "k" and secret.stat().st_mode & 0o777 == 0o600 and not absent.exists()
     assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o700
     assert not bring_back(tmp_path / "none", links=True)
+
+
+def test_the_key_is_read_when_the_change_has_put_it_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(server: Server, **_limits: float) -> Verdict:
+        asked.append(server.api_key)
+        return Verdict("healthy", "2 tokens")
+
+    monkeypatch.setattr(rollout, "ask", ask)
+    key = tmp_path / "api-key"
+    gate = rollout.completion_gate("http://127.0.0.1:1", "m", key, True)
+    assert gate() == f"{key}: No such file or directory" and asked == []
+    key.write_text("k3y\n")
+    assert gate() is None and asked == ["k3y"]
