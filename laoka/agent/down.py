@@ -1,6 +1,7 @@
-"""Tells people that a served unit is down for good, where the watchdog does not run: `python -m laoka.agent.down --unit UNIT`.
+"""Tells people that a served unit is down for good, where the watchdog does not: `python -m laoka.agent.down --unit UNIT`.
 
-systemd starts it by OnFailure=. With a watchdog that runs it says nothing: the watchdog has an incident for it.
+systemd starts it by OnFailure=. Of the unit that a running watchdog looks at it says nothing: the watchdog has an incident for it.
+One of several instances is no unit that it looks at.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def main(argv: Sequence[str] | None = None, config_path: Path = Path(DEFAULT_PAT
     if read_unit(unit).active != "failed":
         print(f"{unit} is not down for good: nothing to tell", file=sys.stderr)
         return 0
-    if read_unit(WATCHDOG).active == "active":
-        print(f"{unit} is down for good: the watchdog tells", file=sys.stderr)
-        return 0
     try:
         config = load_config(config_path)
     except ConfigError:
         config = Config(host=socket.gethostname(), lang=language())
+    if config.unit == unit and read_unit(WATCHDOG).active == "active":
+        print(f"{unit} is down for good: the watchdog tells", file=sys.stderr)
+        return 0
     title, body = message(config, unit, read_record(path_of(unit)))
     print(f"{title}\n{body}", file=sys.stderr)
     try:

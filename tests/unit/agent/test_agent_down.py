@@ -34,16 +34,22 @@ def test_without_a_record_the_journal_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("served", "watchdog", "sent"), [("failed", "inactive", 1), ("failed", "active", 0), ("activating", "inactive", 0)]
+    ("unit", "served", "watchdog", "sent"),
+    [
+        ("qwen-serve.service", "failed", "inactive", 1),
+        ("qwen-serve.service", "failed", "active", 0),
+        ("qwen-serve.service", "activating", "inactive", 0),
+        ("qwen-serve@two.service", "failed", "active", 1),  # the watchdog looks at qwen-serve.service, which stands for all of them
+    ],
 )
-def test_who_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, served: str, watchdog: str, sent: int) -> None:
+def test_who_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unit: str, served: str, watchdog: str, sent: int) -> None:
     told: list[str] = []
-    states = {"qwen-serve.service": served, down.WATCHDOG: watchdog}
+    states = {unit: served, down.WATCHDOG: watchdog}
     monkeypatch.setattr(down, "read_unit", lambda unit: UnitState(active=states[unit]))
     monkeypatch.setattr(channels, "send", lambda url, title, body, kind: told.append(title) or True)
     (tmp_path / "urls").write_text("# here\njson://127.0.0.1:1/a\n")
     (tmp_path / "watchdog.toml").write_text(f'host = "x99"\nalert_urls_file = "{tmp_path}/urls"\n')
-    assert down.main(["--unit", "qwen-serve.service"], tmp_path / "watchdog.toml") == 0
+    assert down.main(["--unit", unit], tmp_path / "watchdog.toml") == 0
     assert len(told) == sent
 
 
