@@ -9,7 +9,6 @@ a watchdog that allows drills is running.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -77,7 +76,7 @@ def host_with_daemon(kernel_log: str | None = None) -> Iterator[tuple[Host, str]
     # On a disk: gigabytes. What the unit writes to /run is in memory here too.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         folder = Path(name)
-        host = Host(folder, endpoint)
+        host = Host(folder, endpoint, Path(memory))
         environment = stand_ins(folder)
         log = {"kernel_log": f'"{real}"'} if real else {}
         port = free_port()
@@ -87,11 +86,10 @@ def host_with_daemon(kernel_log: str | None = None) -> Iterator[tuple[Host, str]
             **log, drill="true", nvml='"required"', unit='"qwen-serve.service"', burst_quiet_s="0.05", recovered_after_s="0.05",
             pci_interval_s="1.0", alerts_per_hour="10000", metrics_address=f'"127.0.0.1:{free_port()}"', recovery='"observe"',
             completion_url=f'"http://127.0.0.1:{port}"', completion_model='"m"', engine_stalled_after_s="1e6", disk_free_min_mb="1",
-            state_file=f'"{memory}/watchdog.json"', metrics_file=f'"{memory}/metrics.prom"',
         )  # fmt: skip
         try:
             host.start(None, WATCHDOG_USEC=str(int(WATCHDOG_S * 1e6)), **environment)
-            if not until(lambda: looked(Path(memory) / "watchdog.json", "nvml"), 60):
+            if not until(lambda: looked(host, "nvml"), 60):
                 raise SystemExit(f"NVML was not asked, so nothing that follows would be true:\n{host.log.read_text()[-2000:]}")
             yield host, real or "a file"
         finally:
@@ -103,10 +101,9 @@ def host_with_daemon(kernel_log: str | None = None) -> Iterator[tuple[Host, str]
             endpoint.server.server_close()
 
 
-def looked(state: Path, sensor: str) -> bool:
-    """Whether a sensor could look, by the daemon's state file."""
-    found = json.loads(state.read_text())["sensors"] if state.exists() else []
-    return any(one["name"] == sensor and one["verdict"] in ("ok", "bad") for one in found)
+def looked(host: Host, sensor: str) -> bool:
+    """Whether a sensor could look, by the daemon's state."""
+    return any(one["name"] == sensor and one["verdict"] in ("ok", "bad") for one in host.state.get("sensors", ()))
 
 
 def real_nvml() -> bool:

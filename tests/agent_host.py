@@ -70,8 +70,10 @@ def free_port() -> int:
 class Host:
     """A host with a simulated card, and the daemon on it."""
 
-    def __init__(self, folder: Path, endpoint: Endpoint) -> None:
+    def __init__(self, folder: Path, endpoint: Endpoint, run: Path | None = None) -> None:
+        """`run` is what /run is on a real host; None: in the host's own folder."""
         self.folder = folder
+        self.run = run or folder / "run"
         self.endpoint = endpoint
         self.gpu = folder / "gpu"
         card.create(self.gpu, (card.v100_pcie_32gb(BDF),))
@@ -94,9 +96,9 @@ class Host:
             "sysfs_root": f'"{self.gpu}/sys"',
             "kernel_log": f'"{self.gpu}/kmsg"',
             "state_dir": f'"{self.folder}/state"',
-            "state_file": f'"{self.folder}/run/watchdog.json"',
+            "state_file": f'"{self.run}/watchdog.json"',
             "metrics_address": f'"127.0.0.1:{self.port}"',
-            "metrics_file": f'"{self.folder}/run/metrics.prom"',
+            "metrics_file": f'"{self.run}/metrics.prom"',
             "alert_urls_file": f'"{self.folder}/urls"',
             "nvml": '"off"',
             "unit": '""',
@@ -133,7 +135,7 @@ class Host:
     @property
     def state(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads((self.folder / "run/watchdog.json").read_text())
+            found: dict[str, Any] = json.loads((self.run / "watchdog.json").read_text())
         except FileNotFoundError:
             return {}
         return found
