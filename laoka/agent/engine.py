@@ -8,7 +8,7 @@ from pathlib import Path
 
 from laoka.agent.config import Config
 from laoka.agent.signals import Reading, Signal
-from laoka.serving.completion import Server, Verdict
+from laoka.serving.completion import Server, Verdict, key_in
 from laoka.serving.progress import Progress
 
 FAILURES_IN_A_ROW = 2
@@ -30,8 +30,8 @@ KIND_OF: Mapping[str, str] = {
 
 
 def server(config: Config) -> Server:
-    """The model server that the settings name. Errors: OSError where its key's file can't be read."""
-    key = Path(config.completion_api_key_file).read_text(encoding="utf-8").strip() if config.completion_api_key_file else ""
+    """The model server that the settings name. Errors: OSError, UnicodeDecodeError where its key's file can't be read."""
+    key = key_in(Path(config.completion_api_key_file) if config.completion_api_key_file else None)
     return Server(config.completion_url, config.completion_model, key, config.judge_text)
 
 

@@ -102,11 +102,16 @@ class Server:
         return self.url.rstrip("/").removesuffix("/v1")
 
 
+def key_in(path: Path | None) -> str:
+    """The API key in a file; empty for None. Errors: OSError, UnicodeDecodeError."""
+    return path.read_text(encoding="utf-8").strip() if path else ""
+
+
 def read_key(env: Mapping[str, str]) -> str:
-    """The engine's API key from systemd's credentials (LoadCredential=); empty when the unit has none. Errors: OSError."""
+    """The engine's API key from systemd's credentials (LoadCredential=); empty when the unit has none. Errors: as `key_in`."""
     folder = env.get("CREDENTIALS_DIRECTORY")
     path = Path(folder) / KEY_CREDENTIAL if folder else None
-    return path.read_text(encoding="utf-8").strip() if path and path.exists() else ""
+    return key_in(path if path and path.exists() else None)
 
 
 # ---- judging: pure ------------------------------------------------------------------------------------------------------
@@ -406,7 +411,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.deadline_s <= 0 or options.max_tokens <= 0:
         return _failed("--deadline-s and --max-tokens must be above zero")
     try:
-        key = options.api_key_file.read_text(encoding="utf-8").strip() if options.api_key_file else ""
+        key = key_in(options.api_key_file)
     except (OSError, UnicodeDecodeError) as error:
         return _failed(f"--api-key-file {options.api_key_file}: {error}")
     server = Server(options.url, options.model, key, options.judge_text)

@@ -21,7 +21,7 @@ from pathlib import Path
 from laoka.files import write_atomic
 from laoka.process import ProcessError, run
 from laoka.serving import drain
-from laoka.serving.completion import Server, ask
+from laoka.serving.completion import Server, ask, key_in
 from laoka.serving.guard import DRAIN_FILE
 from laoka.serving.record import path_of, read_record
 from laoka.serving.switch import set_link
@@ -167,9 +167,9 @@ def completion_gate(url: str, model: str, key_file: Path | None, judge_text: boo
 
     def gate() -> str | None:
         try:
-            key = key_file.read_text(encoding="utf-8").strip() if key_file else ""
-        except OSError as error:
-            return f"{key_file}: {error.strerror}"
+            key = key_in(key_file)
+        except (OSError, UnicodeDecodeError) as error:
+            return f"{key_file}: {error.strerror if isinstance(error, OSError) else 'not UTF-8'}"
         verdict = ask(Server(url, model, key, judge_text), max_tokens=8, deadline_s=GATE_DEADLINE_S)
         return None if verdict.healthy else f"{verdict.kind}: {verdict.detail}"
 

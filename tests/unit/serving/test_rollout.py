@@ -122,5 +122,7 @@ def test_the_key_is_read_when_the_change_has_put_it_in_place(tmp_path: Path, mon
     key = tmp_path / "api-key"
     gate = rollout.completion_gate("http://127.0.0.1:1", "m", key, True)
     assert gate() == f"{key}: No such file or directory" and asked == []
+    key.write_bytes(b"\xff")
+    assert gate() == f"{key}: not UTF-8" and asked == []
     key.write_text("k3y\n")
     assert gate() is None and asked == ["k3y"]
