@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import ssl
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,8 +84,15 @@ class Gateway:
     def get(self, path: str) -> Got:
         return self.ask("GET", path)
 
-    def stream(self, body: dict[str, object], *, stop_after: int | None = None, deadline_s: float = 120) -> Got:
-        """Ask for a stream; `stop_after` so many events the client goes away."""
+    def stream(
+        self,
+        body: dict[str, object],
+        *,
+        stop_after: int | None = None,
+        begun: threading.Event | None = None,
+        deadline_s: float = 120,
+    ) -> Got:
+        """Ask for a stream; `stop_after` so many events the client goes away; `begun` is set at the first event."""
         began = time.monotonic()
         connection = self.connect(deadline_s)
         try:
@@ -98,6 +106,8 @@ class Gateway:
                 while "\n\n" in rest:
                     event, rest = rest.split("\n\n", 1)
                     got.events.append((time.monotonic() - began, event))
+                    if begun is not None:
+                        begun.set()
                 if stop_after is not None and len(got.events) >= stop_after:
                     break
             got.seconds = time.monotonic() - began
