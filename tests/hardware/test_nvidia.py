@@ -1,6 +1,6 @@
 """On a real NVIDIA host, within two minutes: the real sensors, and a marked drill from the real kernel log to an HTTP request.
 
-    sudo python -m pytest -v -m hardware tests/hardware/test_nvidia.py
+    sudo python -m pytest --noconftest -v -m hardware tests/hardware/test_nvidia.py
 
 Needs root (the kernel log), the NVIDIA driver and at least one card; changes nothing on a card, installs nothing. What it leaves is
 one line in the kernel log that says that it is a drill. It needs none of the operator's packages: the base install and pytest do.

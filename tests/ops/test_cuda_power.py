@@ -82,11 +82,11 @@ def test_settings_come_back_with_the_daemon_and_with_a_boot(host: HostFolder) ->
     say(host, "rmmod nvidia_uvm; systemctl stop qwen-serve nvidia-persistenced && rmmod nvidia && modprobe nvidia")
     assert settings(host, "power.limit,compute_mode") == "250.00, Default"  # what a module that is loaded anew leaves
     say(host, "systemctl start nvidia-persistenced")
-    until(lambda: settings(host) == APPLIED, 20, "the unit ran again")
+    until(lambda: settings(host) == APPLIED, 60, "the unit ran again")
     before = boot_id(host)
     hosts.execute(host, "systemctl reboot")
     until(lambda: hosts.execute(host, "cat /proc/sys/kernel/random/boot_id").stdout.strip() not in ("", before), 60, "it is back")
-    until(lambda: settings(host, f"{FIELDS},ecc.mode.current") == f"{APPLIED}, Disabled", 20, "the unit ran at boot")
+    until(lambda: settings(host, f"{FIELDS},ecc.mode.current") == f"{APPLIED}, Disabled", 60, "the unit ran at boot")
 
 
 def test_a_supply_that_is_too_weak_refuses_the_host_before_anything_changed(host: HostFolder) -> None:

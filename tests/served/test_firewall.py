@@ -97,7 +97,7 @@ def test_where_nothing_filters_only_the_engines_port_is_closed(served: HostFolde
     script = f"systemd-run --collect --unit other python3 -m http.server --bind {served.address} {ENGINE_PORT}"
     hosts.execute(served, script, check=True)
     try:
-        until(lambda: f"{served.address}:{ENGINE_PORT}" in hosts.execute(served, "ss -ltnH").stdout, 20, "somebody listens there")
+        until(lambda: f"{served.address}:{ENGINE_PORT}" in hosts.execute(served, "ss -ltnH").stdout, 60, "somebody listens there")
         assert not reachable(served, ENGINE_PORT, 2), "a server on the engine's port is reached from outside"
         assert hosts.execute(served, f"curl -sf -m 5 -o /dev/null {served.address}:{ENGINE_PORT}").ok, "the host itself reaches it"
     finally:
@@ -165,7 +165,7 @@ def test_a_port_that_is_sshds_is_never_closed(served: HostFolder, session: OpenS
     before = hosts.execute(served, "nft list ruleset", check=True).stdout
     if where == "listens":
         hosts.execute(served, "systemd-run --collect --unit second-sshd /usr/sbin/sshd -D -p 2222", check=True)
-        until(lambda: reachable(served, 2222, 2), 30, "the second sshd listens")
+        until(lambda: reachable(served, 2222, 2), 120, "the second sshd listens")
     try:
         script = f"cat > /root/firewall.json && {PYTHON} -m laoka.serving.firewall apply --settings /root/firewall.json"
         done = hosts.execute(served, script, stdin=settings)

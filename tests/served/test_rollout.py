@@ -138,7 +138,7 @@ def test_a_host_is_drained_without_cutting_a_stream_and_comes_back(group: Pair) 
     first, second = group
     with asking(Gateway(first)):
         began = time.time()
-        until(lambda: all(served_by(host, began) >= 3 for host in group), 30, "both hosts serve")
+        until(lambda: all(served_by(host, began) >= 3 for host in group), 120, "both hosts serve")
         stream = until(lambda: Stream.of(second), 60, "a long stream runs on the second host")
         hosts.execute(second, f"{DRAIN} on --deadline-s 120", deadline_s=150, check=True)
         stream.join(60)
@@ -147,11 +147,11 @@ def test_a_host_is_drained_without_cutting_a_stream_and_comes_back(group: Pair) 
         assert stream.ended_unix_s > marked, "the stream was over before the host was taken out of service"
         alone = time.time() + 1
         assert Gateway(second).post(chat(max_tokens=2)).status == 200  # by the other host
-        until(lambda: served_by(first, alone) >= 5, 30, "the first host serves alone")
+        until(lambda: served_by(first, alone) >= 5, 120, "the first host serves alone")
         assert served_by(second, alone) == 0
         hosts.execute(second, f"{DRAIN} off", deadline_s=120, check=True)
         back = time.time()
-        until(lambda: served_by(second, back) >= 2, 30, "the second host serves again")
+        until(lambda: served_by(second, back) >= 2, 120, "the second host serves again")
 
 
 def test_a_change_that_fails_is_undone_and_stops_the_rollout(group: Pair, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_with_tls_the_gateways_serve_each_other_and_trust_no_other_certificate(g
     assert ([record(host) for host in group], since(group)) == before, "TLS restarted something"
     with asking(Gateway(first, tls_ca=ca)):
         began = time.time()
-        until(lambda: all(served_by(host, began) >= 3 for host in group), 30, "both hosts serve")
+        until(lambda: all(served_by(host, began) >= 3 for host in group), 120, "both hosts serve")
         assert Gateway(second, tls_ca=ca).post(chat(max_tokens=2)).status == 200
         with pytest.raises((http.client.HTTPException, OSError)):
             Gateway(first).get("/health")
@@ -238,5 +238,5 @@ def test_with_tls_the_gateways_serve_each_other_and_trust_no_other_certificate(g
         hosts.execute(second, script, stdin=other.read_text(), check=True)
         hosts.execute(second, f"{DRAIN} off", deadline_s=120, check=True)
         alone = time.time()
-        until(lambda: served_by(first, alone) >= 10, 30, "the first host serves alone")
+        until(lambda: served_by(first, alone) >= 10, 120, "the first host serves alone")
         assert served_by(second, alone) == 0

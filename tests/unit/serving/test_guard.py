@@ -157,7 +157,7 @@ class Guarded:
         self.child = subprocess.Popen(
             [sys.executable, "-c", code, str(self.file), str(self.drain)], stdout=self.log.open("wb"), stderr=subprocess.STDOUT
         )
-        until(self.well, 15, "the guard is up and the engine was seen alive")
+        until(self.well, 30, "the guard is up and the engine was seen alive")
 
     def well(self) -> bool:
         try:
@@ -191,7 +191,7 @@ class Guarded:
         def found() -> list[dict[str, Any]]:
             return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
-        until(lambda: len(found()) >= wanted, 5, "the line is in the log")
+        until(lambda: len(found()) >= wanted, 30, "the line is in the log")
         return found()
 
 
@@ -274,7 +274,7 @@ def test_an_engine_that_is_down_is_said_to_be_and_health_says_so(guarded: Guarde
     engine.close()
     status, answer = guarded.post({"messages": HELLO})
     assert (status, answer["error"]["code"]) == (503, "model_down")
-    until(lambda: guarded.get("/health")[0] == 503, 5, "health says that it is down")
+    until(lambda: guarded.get("/health")[0] == 503, 30, "health says that it is down")
 
 
 def test_a_stream_that_breaks_off_ends_with_an_error_not_as_if_it_were_whole(guarded: Guarded, engine: Engine) -> None:
@@ -296,7 +296,7 @@ def test_a_client_that_goes_away_ends_the_request_at_the_engine(guarded: Guarded
     engine.mode = "mute"
     connection = UnixConnection(guarded.socket, 20)
     connection.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO}).encode())
-    until(lambda: engine.asked, 5, "the engine has the request")
+    until(lambda: engine.asked, 30, "the engine has the request")
     connection.close()
     assert engine.gone.wait(1.4), "the engine still works for nobody"
     assert guarded.lines()[0]["outcome"] == "client gone"
@@ -337,14 +337,14 @@ def test_draining_is_404_for_the_balancer_and_no_end_for_what_runs(guarded: Guar
     done: list[tuple[int, Any]] = []
     thread = threading.Thread(target=lambda: done.append(guarded.post({"messages": HELLO, "stream": True})))
     thread.start()
-    until(lambda: guarded.get("/health")[1]["in_flight"] == 1, 5, "the request runs")
+    until(lambda: guarded.get("/health")[1]["in_flight"] == 1, 30, "the request runs")
     guarded.drain.touch()
     status, state = guarded.get("/health")
     assert (status, state["status"], state["in_flight"]) == (404, "draining", 1)
     engine.go.set()
     thread.join(10)
     assert done[0][0] == 200 and done[0][1] == CHUNK + LAST
-    until(lambda: guarded.get("/health")[1]["in_flight"] == 0, 5, "its seat is free")
+    until(lambda: guarded.get("/health")[1]["in_flight"] == 0, 30, "its seat is free")
     guarded.drain.unlink()
     assert guarded.get("/health")[0] == 200
 
@@ -352,11 +352,11 @@ def test_draining_is_404_for_the_balancer_and_no_end_for_what_runs(guarded: Guar
 def test_limits_are_read_again_without_a_restart_and_a_broken_file_changes_nothing(guarded: Guarded) -> None:
     guarded.file.write_text("{broken")
     os.kill(guarded.child.pid, signal.SIGHUP)
-    until(lambda: "old limits stay" in guarded.log.read_text(), 10, "it says so")
+    until(lambda: "old limits stay" in guarded.log.read_text(), 30, "it says so")
     assert guarded.post({"max_tokens": 150})[0] == 400
     guarded.file.write_text(json.dumps({**guarded.values, "max_tokens": 200}))
     os.kill(guarded.child.pid, signal.SIGHUP)
-    until(lambda: guarded.post({"max_tokens": 150})[0] == 200, 10, "the new limit is in force")
+    until(lambda: guarded.post({"max_tokens": 150})[0] == 200, 30, "the new limit is in force")
 
 
 def test_sigterm_finishes_what_is_in_hand(guarded: Guarded, engine: Engine) -> None:
@@ -364,7 +364,7 @@ def test_sigterm_finishes_what_is_in_hand(guarded: Guarded, engine: Engine) -> N
     done: list[tuple[int, Any]] = []
     thread = threading.Thread(target=lambda: done.append(guarded.post({"messages": HELLO, "stream": True})))
     thread.start()
-    until(lambda: engine.asked, 5, "the request runs")
+    until(lambda: engine.asked, 30, "the request runs")
     guarded.child.terminate()
     time.sleep(0.3)
     assert guarded.child.poll() is None
@@ -405,12 +405,12 @@ def test_hashes_of_prompts_are_noted_when_the_settings_say_so_and_only_then(tmp_
     try:
         for _ in range(2):
             assert guarded.post({"messages": HELLO})[0] == 200
-        until(lambda: noted.exists() and len(noted.read_text().splitlines()) == 2, 5, "two prompts were noted")
+        until(lambda: noted.exists() and len(noted.read_text().splitlines()) == 2, 30, "two prompts were noted")
         first, second = (json.loads(line) for line in noted.read_text().splitlines())
         assert first["prefix"] == second["prefix"] and first["tokens"] == len(json.dumps(HELLO)) and PROMPT not in noted.read_text()
         guarded.file.write_text(json.dumps({**guarded.values, "prefix_log": ""}))
         guarded.child.send_signal(signal.SIGHUP)
-        until(lambda: "read again" in guarded.log.read_text(), 5, "the settings were read again")
+        until(lambda: "read again" in guarded.log.read_text(), 30, "the settings were read again")
         assert guarded.post({"messages": HELLO})[0] == 200
         guarded.lines(3)
         assert len(noted.read_text().splitlines()) == 2

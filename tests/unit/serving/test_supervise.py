@@ -58,7 +58,7 @@ class Unit:
                 return self.heard
 
     def ready(self) -> None:
-        until(lambda: "READY=1" in self.told(), 20, "it says that it is ready")
+        until(lambda: "READY=1" in self.told(), 60, "it says that it is ready")
 
     def record(self) -> Record:
         found = read_record(self.record_file)
@@ -91,7 +91,7 @@ def engine_pid(unit: Unit) -> int:
 def test_ready_only_when_a_completion_came_back_and_stopped_when_asked(unit: Unit) -> None:
     unit.control.write_text("hang")
     child = unit.start()
-    until(lambda: "asking for a completion" in unit.told(), 20, "it asks for a completion")
+    until(lambda: "asking for a completion" in unit.told(), 60, "it asks for a completion")
     assert "READY=1" not in unit.told() and unit.record().state == "starting"
     unit.control.write_text("ok")
     unit.ready()
@@ -105,7 +105,7 @@ def test_ready_only_when_a_completion_came_back_and_stopped_when_asked(unit: Uni
 def test_an_engine_that_still_loads_is_stopped_although_it_heeds_no_sigterm(unit: Unit) -> None:
     deaf = ("sh", "-c", "trap '' TERM; while :; do sleep 0.2; done")
     child = unit.start(command=deaf, deadline_s=100)
-    until(lambda: "STATUS=starting" in unit.told(), 20, "it waits for the engine")
+    until(lambda: "STATUS=starting" in unit.told(), 60, "it waits for the engine")
     child.send_signal(signal.SIGTERM)
     assert child.wait(20) == 0 and unit.record().state == "stopping"
 
