@@ -66,6 +66,22 @@ def test_twins_show_the_same_commands_in_the_same_order() -> None:
         assert both[0] == both[1], page.name
 
 
+def test_a_page_links_to_pages_of_its_own_language() -> None:
+    faults = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\((?!\w+:)([^)#\s]+\.md)(?:#[^)]*)?\)", text):
+            target = page.parent / link
+            chinese = target.name.endswith(".zh-CN.md")
+            twin = target.with_name(target.name.removesuffix(".md").removesuffix(".zh-CN") + (".md" if chinese else ".zh-CN.md"))
+            of_another = chinese != page.name.endswith(".zh-CN.md") and twin.exists()
+            if of_another and twin != page:  # to its own twin: "read this in English"
+                faults.append(f"{page.relative_to(ROOT)}: {link}, and there is {twin.name}")
+            if not target.exists():
+                faults.append(f"{page.relative_to(ROOT)}: {link} is not there")
+    assert faults == []
+
+
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
