@@ -1,9 +1,12 @@
-"""Writes docs/inventory.md from the types of the settings: `python -m roles.reference > docs/inventory.md`."""
+"""Writes docs/inventory.md from the types of the settings: `python -m roles.reference > docs/inventory.md`;
+with `keys`, the names alone: `python -m roles.reference keys > laoka/fleet/inventory_keys.txt`.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 
 from roles.registry import ALL_SETTINGS
@@ -16,7 +19,7 @@ Every key that laoka reads from an inventory, by role. Generated from the types 
 
 A key stands in a host's data, its group's data, or `inventories/group_data/`; the host's own wins. Besides these, keys of
 pyinfra itself are allowed (`ssh_hostname`, `ssh_user`, `ssh_key`, `ssh_config_file`, `_sudo`, ...). Anything else stops the
-run before anything changes.
+run before anything changes; `laoka plan` and `laoka lock` refuse it, the commands that look at hosts tell it and go on.
 """
 
 
@@ -50,5 +53,10 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def keys() -> str:
+    """The names of all keys, one a line, for an installed laoka, which has no roles."""
+    return "".join(f"{key}\n" for key in sorted(key for cls in ALL_SETTINGS for key in cls.model_fields))
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    print(keys() if sys.argv[1:] == ["keys"] else page(), end="")

@@ -17,6 +17,7 @@ from laoka.catalog.messages import Language, text
 from laoka.checks.policy import Accepted, PolicyError, parse_policy
 from laoka.checks.result import as_html, as_junit
 from laoka.cli.check import STYLES
+from laoka.cli.inventory import entries_of
 from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
 from laoka.files import write_atomic
 from laoka.fleet.across import IDS
@@ -31,7 +32,7 @@ from laoka.fleet.audit import (
     document,
 )
 from laoka.fleet.expected import expected_of
-from laoka.fleet.inventory import HostEntry, InventoryUnread, load_inventory
+from laoka.fleet.inventory import HostEntry, InventoryUnread
 from laoka.fleet.judge import rule_ids
 from laoka.fleet.show import (
     SIGNS,
@@ -211,7 +212,7 @@ def command(
     try:
         accepted = _policy(policy)
         earlier = read_earlier(since) if since else None
-        entries = [entry for entry in load_inventory(inventory) if not limit or _named(entry, limit)]
+        entries = [entry for entry in entries_of(inventory) if not limit or _named(entry, limit)]
         if not entries:
             raise click.BadParameter(f"--limit {', '.join(limit)}: {inventory} has no such host or group")
         lock, lock_path = lock_for(entries, lock_file)

@@ -18,10 +18,10 @@ import click
 from laoka.catalog.messages import Language, text
 from laoka.catalog.profiles import Speculative
 from laoka.cli.check import LOCAL, ssh_target
+from laoka.cli.inventory import targets_of_inventory
 from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE
 from laoka.files import write_atomic
 from laoka.fleet.inventory import InventoryUnread
-from laoka.fleet.targets import targets_of_inventory
 from laoka.host import collect
 from laoka.host.collect import CouldNotCollect, SshTarget
 from laoka.host.report import HostReport

@@ -17,10 +17,10 @@ from laoka.catalog.messages import Language, text
 from laoka.checks.finding import SEVERITIES, Finding, label
 from laoka.checks.policy import Accepted, PolicyError, apply, parse_policy
 from laoka.checks.result import HostResult, as_html, as_json, as_junit, by_area
+from laoka.cli.inventory import targets_of_inventory
 from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
 from laoka.files import write_atomic
 from laoka.fleet.inventory import InventoryUnread
-from laoka.fleet.targets import targets_of_inventory
 from laoka.host import collect
 from laoka.host.collect import CouldNotCollect, SshTarget
 from laoka.host.report import FILE_KINDS, HostReport

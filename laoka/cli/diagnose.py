@@ -19,11 +19,11 @@ from laoka import checks
 from laoka.catalog.messages import Language, text
 from laoka.checks.finding import Finding
 from laoka.cli.check import LOCAL, ssh_target
+from laoka.cli.inventory import targets_of_inventory
 from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE
 from laoka.diagnose.chain import Diagnosis, Found, diagnose
 from laoka.diagnose.scan import Scan, scan
 from laoka.fleet.inventory import InventoryUnread
-from laoka.fleet.targets import targets_of_inventory
 from laoka.host import collect
 from laoka.host.bundle import is_bundle
 from laoka.host.collect import CouldNotCollect, SshTarget, ssh_argv

@@ -12,8 +12,9 @@ from packaging.version import Version
 from laoka.catalog.engines import Engine, engines
 from laoka.catalog.load import CatalogError
 from laoka.catalog.messages import Language, text
+from laoka.cli.inventory import strict_entries
 from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
-from laoka.fleet.inventory import HostEntry, InventoryUnread, load_inventory
+from laoka.fleet.inventory import HostEntry, InventoryUnread
 from laoka.fleet.requests import request_of
 from laoka.stack.checkpoint import CheckpointError
 from laoka.stack.lock import NAME, LockedGroup, LockError, make_lock, moved, read_lock, write_lock
@@ -110,7 +111,7 @@ def command(
     """
     path = Path(output or NAME)
     try:
-        entries = load_inventory(inventory)
+        entries = strict_entries(inventory)
         if check_only:
             locked = read_lock(path)
             found = moved(locked, requests_of(entries, locked.hashes))

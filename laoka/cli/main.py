@@ -87,6 +87,13 @@ def cli(ctx: click.Context, lang: Language | None) -> None:
         click.echo(ctx.get_help())
 
 
+def spoken() -> Language:
+    """The language of the command that runs: --lang, or the environment's."""
+    context = click.get_current_context(silent=True)
+    found = context.find_root().obj if context else None
+    return "zh" if found == "zh" else "en" if found == "en" else language()
+
+
 def main() -> None:
     """Entry point: every expected error ends in one line on stderr and exit status 2."""
     try:

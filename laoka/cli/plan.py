@@ -13,8 +13,9 @@ import click
 
 from laoka.catalog.load import CatalogError
 from laoka.catalog.messages import Language, text
+from laoka.cli.inventory import strict_entries
 from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
-from laoka.fleet.inventory import InventoryUnread, load_inventory
+from laoka.fleet.inventory import InventoryUnread
 from laoka.fleet.requests import request_of
 from laoka.host import collect
 from laoka.host.collect import CouldNotCollect
@@ -69,7 +70,7 @@ def requests_from(
         raise click.UsageError("--host chooses hosts of an --inventory")
     if inventory:
         found = {}
-        for entry in load_inventory(inventory):
+        for entry in strict_entries(inventory):
             if hosts and entry.name not in hosts:
                 continue
             request = request_of(entry.name, entry.data, {})

@@ -16,9 +16,10 @@ from laoka.agent import channels, drill, outbox, state, wording
 from laoka.agent.config import DEFAULT_PATH, Config, ConfigError, load_config
 from laoka.catalog.messages import Language, text
 from laoka.cli.check import HOSTS_AT_ONCE, ssh_target
+from laoka.cli.inventory import targets_of_inventory
 from laoka.files import write_atomic
 from laoka.fleet.inventory import InventoryUnread
-from laoka.fleet.targets import InventoryTarget, targets_of_inventory
+from laoka.fleet.targets import InventoryTarget
 from laoka.host.collect import SshTarget, ssh_argv
 from laoka.process import NOT_FOUND_STATUS, Completed, run
 

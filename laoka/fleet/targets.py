@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from laoka.fleet.inventory import HostEntry, load_inventory
+from laoka.fleet.inventory import HostEntry
 from laoka.host import collect
 from laoka.host.collect import SshTarget
 from laoka.host.report import HostReport
@@ -38,11 +38,6 @@ def ssh_target(name: str, data: Mapping[str, Any]) -> SshTarget | None:
         known_hosts_file=_path(data.get("ssh_known_hosts_file")),
         config_file=_path(data.get("ssh_config_file")),
     )
-
-
-def targets_of_inventory(path: str | Path) -> tuple[InventoryTarget, ...]:
-    """Every host of an inventory file. Errors: InventoryUnread."""
-    return tuple(target_of(entry) for entry in load_inventory(path))
 
 
 def target_of(entry: HostEntry) -> InventoryTarget:

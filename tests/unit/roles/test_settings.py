@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from laoka.fleet.keys import unknown_keys
 from roles.registry import ALL_SETTINGS
-from roles.settings import faults, unknown_keys
+from roles.settings import faults
 
 ROOT = Path(__file__).resolve().parents[3]
 
