@@ -35,7 +35,8 @@ from laoka.catalog.messages import text
 from laoka.files import write_atomic
 from laoka.notify import Notifier
 
-STATE_EVERY_S = 4.0
+STATE_EVERY_S = 6.0
+"""News are written at once; this is for what only ages. Well under state.STALE_AFTER_S, and half of what the main loop costs."""
 METRICS_FILE_EVERY_S = 15.0
 URLS_AGAIN_S = 30.0
 BATCH = 200
