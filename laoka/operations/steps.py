@@ -148,7 +148,12 @@ def apt_install(packages: list[str]) -> Commands:
 
 @operation()
 def run_unit(
-    unit: str, config: list[str], test: str = "true", test_deadline_s: int = 30, reload: list[str] | None = None
+    unit: str,
+    config: list[str],
+    test: str = "true",
+    test_deadline_s: int = 30,
+    reload: list[str] | None = None,
+    restart: bool = True,
 ) -> Commands:
     """Have a unit enabled and running with the configuration that is on disk now, and doing its work.
 
@@ -157,6 +162,7 @@ def run_unit(
     + test: shell command that succeeds when the unit does its work; a unit that fails it is restarted
     + test_deadline_s: how long after a start it may take until the test succeeds
     + reload: files that the unit reads again by `systemctl reload`; a change of these alone does not restart it
+    + restart: False for a unit that only stands for others, which a restart of it would restart too: it is started where it is not
 
     What it started well with is noted on the host, so a run killed between writing a file and the restart is caught up.
     `systemctl restart` returns when the unit says that it is ready (Type=notify, or ExecStartPost), so a unit that dies on
@@ -178,7 +184,7 @@ def run_unit(
         yield "systemctl daemon-reload"
         yield f"systemctl reset-failed {quoted} 2>/dev/null || true"
         yield f"systemctl enable {quoted} 2>&1"
-        yield f"systemctl restart {quoted} || {trouble}"
+        yield f"systemctl {'restart' if restart else 'start'} {quoted} || {trouble}"
     yield f"systemctl is-active {quoted}"
     yield wait_for(test, test_deadline_s, f"{unit} runs, but after {test_deadline_s} s this still fails: {test}")
     yield note_config(config, stamp)

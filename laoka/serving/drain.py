@@ -27,12 +27,13 @@ ASK_S = 5.0
 
 @dataclass(frozen=True)
 class State:
-    """What one guard says. `status` is its HTTP status (None: no answer); `words` the same for people."""
+    """What one guard says: HTTP `status` (None: no answer), `words` for people, requests `in_flight`, its engine's URL."""
 
     socket: str
     status: int | None
     words: str
     in_flight: int
+    engine: str = ""
 
 
 def states(folder: Path = SOCKETS) -> tuple[State, ...]:
@@ -46,7 +47,7 @@ def _state(path: Path) -> State:
         connection.request("GET", "/health")
         answer = connection.getresponse()
         said = json.loads(answer.read())
-        return State(path.stem, answer.status, str(said["status"]), int(said["in_flight"]))
+        return State(path.stem, answer.status, str(said["status"]), int(said["in_flight"]), str(said.get("engine", "")))
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         return State(path.stem, None, f"no answer: {error}", 0)
     finally:
@@ -75,14 +76,17 @@ def drain(deadline_s: float, say: Callable[[str], None], *, folder: Path = SOCKE
         time.sleep(POLL_S)
 
 
-def undrain(deadline_s: float, *, folder: Path = SOCKETS, mark: Path = DRAIN_FILE) -> bool:
-    """Bring this host back; True when every guard found its engine well, and every gateway had the time to see it."""
+def undrain(deadline_s: float, *, engine: str = "", folder: Path = SOCKETS, mark: Path = DRAIN_FILE) -> bool:
+    """Bring this host back; True when every guard found its engine well, and every gateway had the time to see it.
+
+    Arguments: `engine` is the URL of the only engine that is waited for: of several one may be down, or be the next one's turn.
+    """
     if not mark.exists():
         return True
     mark.unlink()
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
-        if all(item.status == 200 for item in states(folder)):
+        if all(item.status == 200 for item in states(folder) if engine in ("", item.engine)):
             time.sleep(SETTLE_S)
             return True
         time.sleep(POLL_S)

@@ -237,7 +237,12 @@ class Guard:
     def health(self, engine: Engine) -> tuple[int, dict[str, Any]]:
         """What HAProxy is told: 200 in service, 404 draining (no new requests, the old ones go on), 503 ill."""
         silent_s = engine.pulse.silent_s()
-        state = {"draining": self.draining(), "silent_s": round(silent_s, 1), "in_flight": engine.in_flight}
+        state = {
+            "engine": engine.settings.url,
+            "draining": self.draining(),
+            "silent_s": round(silent_s, 1),
+            "in_flight": engine.in_flight,
+        }
         if self.draining():
             return 404, {**state, "status": "draining"}
         if engine.pulse.down or not engine.pulse.seen:
@@ -520,6 +525,7 @@ def serve(settings_file: Path, key: str, drain_file: Path = DRAIN_FILE) -> int:
     signal.signal(signal.SIGTERM, note)
     signal.signal(signal.SIGHUP, note)
     servers = []
+    _forget_sockets(guard)
     for engine in guard.engines:
         threading.Thread(target=guard.watch, args=(engine,), name="pulse", daemon=True).start()
         server = UnixServer(engine.settings.socket, make_handler(guard, engine))
@@ -540,6 +546,14 @@ def serve(settings_file: Path, key: str, drain_file: Path = DRAIN_FILE) -> int:
     while any(engine.in_flight for engine in guard.engines):  # systemd's TimeoutStopSec is the limit
         time.sleep(0.05)
     return 0
+
+
+def _forget_sockets(guard: Guard) -> None:
+    """Remove the sockets of engines that an earlier run had and this one has not: nobody answers there any more."""
+    kept = {Path(engine.settings.socket) for engine in guard.engines}
+    for folder in {path.parent for path in kept}:
+        for path in set(folder.glob("*.sock")) - kept:
+            path.unlink(missing_ok=True)
 
 
 def _read_again(guard: Guard, settings_file: Path) -> None:

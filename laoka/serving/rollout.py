@@ -46,6 +46,8 @@ class Change:
     staged: tuple[tuple[str, str], ...]
     drain_deadline_s: float
     restart_deadline_s: float
+    engine: str = ""
+    """URL of the unit's engine, where it has one."""
 
 
 # ---- what ran well ------------------------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ def _note(wanted: Change, folder: Path) -> None:
 
 
 def _back_in_service(wanted: Change, say: Say, status: int) -> int:
-    if not drain.undrain(GATE_DEADLINE_S):
+    if not drain.undrain(GATE_DEADLINE_S, engine=wanted.engine):
         say("this host's guard does not find its engine well: the gateways send it nothing")
         return 1
     return status
@@ -206,7 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.url:
             gate = completion_gate(options.url, options.model, options.api_key_file, options.judge_text)
         staged = tuple((new, place) for new, place in options.stage)
-        wanted = Change(options.unit, tuple(options.config), staged, options.drain_deadline_s, options.restart_deadline_s)
+        wanted = Change(
+            options.unit, tuple(options.config), staged, options.drain_deadline_s, options.restart_deadline_s, options.url or ""
+        )
         return change(wanted, gate, lambda line: print(line, file=sys.stderr, flush=True))
     except (OSError, ValueError, ProcessError) as error:
         print(f"rollout: {options.unit}: {error}", file=sys.stderr)

@@ -192,7 +192,7 @@ def _guard(found: Limits) -> None:
     key = served(host)[0].key
     files.template(
         name="The guard's unit", src=str(TEMPLATES / "qwen-guard.service.j2"), dest=f"/etc/systemd/system/{GUARD}", mode="644",
-        python=PYTHON, settings=GUARD_SETTINGS, key=key, stop_s=30,
+        python=PYTHON, settings=GUARD_SETTINGS, key=key, stop_s=30, engines=engines,
     )  # fmt: skip
     listed = " ".join(engine["socket"] for engine in engines)
     run_unit(

@@ -217,7 +217,13 @@ def serve() -> None:
             name="qwen-serve stands for all of them", src=str(TEMPLATES / "qwen-serve-all.service.j2"),
             dest=f"/etc/systemd/system/{UNIT}", mode="644", units=[one.unit for one in servers],
         )  # fmt: skip
-        run_unit(name="qwen-serve is up when all of them are", unit=UNIT, config=[f"/etc/systemd/system/{UNIT}"], _timeout=120)
+        run_unit(
+            name="qwen-serve is up when all of them are",
+            unit=UNIT,
+            config=[f"/etc/systemd/system/{UNIT}"],
+            restart=False,
+            _timeout=120,
+        )
 
 
 def _own_files(one: Served) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from roles.agent.deploy import HOME, PYTHON
 from roles.base.deploy import BaseSettings
 from roles.power.deploy import PowerSettings
 from roles.secrets import secret_file
-from roles.serve.deploy import ServeSettings, served
+from roles.serve.deploy import Served, ServeSettings, served
 from roles.settings import InventoryError, RoleSettings
 from roles.watchdog import channels
 from roles.watchdog.channels import AlertChannel
@@ -61,9 +60,12 @@ class WatchdogSettings(RoleSettings):
 
 
 def agent_config(
-    base: BaseSettings, serving: ServeSettings, power: PowerSettings, own: WatchdogSettings, name: str, flags: Mapping[str, Any]
+    base: BaseSettings, serving: ServeSettings, power: PowerSettings, own: WatchdogSettings, name: str, asked: Served
 ) -> dict[str, Any]:
-    """The watchdog's settings on one host, as its TOML file says them. `flags`: of the served model, by inventory and lock."""
+    """The watchdog's settings on one host, as its TOML file says them.
+
+    Arguments: `asked` is the server that has to answer it: the only one, or the first of several (each has its own supervisor too).
+    """
     config: dict[str, Any] = {
         "host": name,
         "lang": base.lang,
@@ -71,9 +73,9 @@ def agent_config(
         "metrics_address": METRICS_ADDRESS,
         "alert_urls_file": ALERT_URLS,
         "nvml": "required" if base.expected_gpus else "off",
-        "completion_url": f"http://127.0.0.1:{serving.serve_port}",
+        "completion_url": asked.url,
         "completion_model": serving.served_model_name,
-        "completion_api_key_file": "/etc/qwen-serve/api-key" if serving.serve_api_key_file else "",
+        "completion_api_key_file": asked.key,
         "completion_interval_s": float(own.completion_interval_s),
         "judge_text": serving.serve_judge_text,
         "quiet_hours": own.quiet_hours,
@@ -83,7 +85,7 @@ def agent_config(
         "burst_quiet_s": own.watchdog_burst_quiet_s,
         "power_cycle_command": list(own.power_cycle_command),
         "smoke_test": list(own.cuda_smoke_test),
-        "tensor_parallel": int(flags.get("tensor-parallel-size", 1)),
+        "tensor_parallel": int(asked.flags.get("tensor-parallel-size", 1)),
         "engine_start_deadline_s": float(serving.serve_start_deadline_s),
         "gpu": [gpu.model_dump() for gpu in base.expected_gpus],
     }
@@ -113,8 +115,7 @@ def alert_urls(own: WatchdogSettings, name: str) -> str:
 def watchdog() -> None:
     """Settings, addresses, unit; it runs with what is on disk now, and its metrics answer."""
     own = WatchdogSettings.of(host)
-    flags = served(host)[0].flags
-    config = agent_config(BaseSettings.of(host), ServeSettings.of(host), PowerSettings.of(host), own, host.name, flags)
+    config = agent_config(BaseSettings.of(host), ServeSettings.of(host), PowerSettings.of(host), own, host.name, served(host)[0])
     head = "# laoka: settings of the watchdog. Do not edit: laoka rewrites it and restarts qwen-watchdog.\n"
     files.put(name="Settings", src=StringIO(head + tomli_w.dumps(config)), dest=CONFIG, mode="644")
     urls = StringIO(alert_urls(own, host.name))

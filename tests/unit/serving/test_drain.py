@@ -24,7 +24,7 @@ class Guard:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 status = 404 if guard.mark.exists() else 200 if guard.well else 503
-                body = json.dumps({"status": "x", "in_flight": guard.in_hand}).encode()
+                body = json.dumps({"status": "x", "in_flight": guard.in_hand, "engine": "http://127.0.0.1:8001"}).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -74,3 +74,11 @@ def test_it_is_back_when_the_guard_finds_its_engine_well(guard: Guard, tmp_path:
     threading.Timer(0.5, lambda: setattr(guard, "well", True)).start()
     assert drain.undrain(10, folder=tmp_path, mark=guard.mark) and not guard.mark.exists()
     assert drain.undrain(0.1, folder=tmp_path, mark=guard.mark)  # nothing to take back
+
+
+def test_only_the_engine_that_was_changed_is_waited_for(guard: Guard, tmp_path: Path) -> None:
+    guard.well = False
+    guard.mark.touch()
+    assert not drain.undrain(0.5, engine="http://127.0.0.1:8001", folder=tmp_path, mark=guard.mark)
+    guard.mark.touch()
+    assert drain.undrain(0.5, engine="http://127.0.0.1:8002", folder=tmp_path, mark=guard.mark) and not guard.mark.exists()

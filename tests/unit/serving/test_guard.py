@@ -150,6 +150,7 @@ class Guarded:
             "first_byte_s": 1.5, "idle_s": 1.5, "dead_after_s": 3.0, "send_s": 1.0, **changed,
         }  # fmt: skip
         self.file.write_text(json.dumps(self.values))
+        (folder / "gone.sock").touch()  # of an engine that an earlier run had
         code = (
             "import sys; from pathlib import Path; from laoka.serving.guard import serve; "
             "sys.exit(serve(Path(sys.argv[1]), 'k3y', Path(sys.argv[2])))"
@@ -209,6 +210,11 @@ def guarded(tmp_path: Path, engine: Engine) -> Iterator[Guarded]:
     made.child.kill()
     made.child.wait()
     assert PROMPT not in made.log.read_text() and "client-key" not in made.log.read_text()
+
+
+def test_its_health_names_its_engine_and_sockets_of_engines_that_are_gone_are_removed(guarded: Guarded, engine: Engine) -> None:
+    assert guarded.get("/health")[1]["engine"] == engine.url
+    assert [path.name for path in guarded.folder.glob("*.sock")] == ["main.sock"]
 
 
 def test_a_whole_answer_is_passed_on_and_its_tokens_are_in_the_log(guarded: Guarded, engine: Engine) -> None:
