@@ -412,7 +412,7 @@ def prove_pins(wish: Wish, typed: Mapping[str, Sequence[str]], also: Sequence[st
         head = text("driver.pins_refused", wish.lang, host=host.name)
         yield refusal([head, *(f"  {item.say(wish.lang)}" for item in found)])
     else:
-        host.log(text("driver.pins_hold", wish.lang, count=len(typed) + len(also)))
+        host.log(text("driver.pins_hold", wish.lang, count=len(simulations)))
 
 
 @operation()

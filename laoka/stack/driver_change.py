@@ -404,6 +404,7 @@ def moved(
 ) -> tuple[Message, ...]:
     """What of the driver or the kernel would move by what somebody may type, by the words typed; empty: nothing would.
 
+    An upgrade that apt can't even simulate is told too.
     A part of the driver that is not there yet (for a display, say) moves nothing when it comes in the wanted version and kind.
     """
     globs = tuple(kernel_globs)
@@ -417,6 +418,9 @@ def moved(
 
     found = []
     for label, simulation in simulations.items():
+        # A name that apt refuses to install moves nothing. An upgrade that it refuses was not tried: that proves nothing.
+        if simulation.refused and not label.startswith("install"):
+            found.append(message("driver.apt_untried", typed=f"apt-get {label}", said=simulation.refused))
         names = [name for name, version in simulation.installs if not adds(name, version)]
         names += [f"-{name}" for name in simulation.removes]
         ours = [

@@ -353,6 +353,12 @@ def test_what_apt_would_move() -> None:
     ]  # fmt: skip
 
 
+def test_an_upgrade_that_apt_can_not_try_proves_nothing() -> None:
+    held = Simulation(refused="Unmet dependencies. Try 'apt --fix-broken install'")
+    told = moved({"upgrade": held, "dist-upgrade": Simulation(), "install cuda": held}, served(), TARGET)
+    assert [(item.key, dict(item.values)["typed"]) for item in told] == [("driver.apt_untried", "apt-get upgrade")]
+
+
 @pytest.mark.parametrize(
     ("name", "version", "removes", "moves"),
     [
