@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from pathlib import Path
 
 import pytest
 
-from laoka.catalog.drivers import package_source, package_sources, release
+from laoka.catalog.drivers import PackageSource, package_source, package_sources, release
+from laoka.stack.driver_change import OWN_VERSION
 from laoka.stack.driver_target import (
+    DRIVER_NAMES,
+    PROPRIETARY,
     DriverTarget,
     Pin,
     TargetError,
@@ -26,8 +30,10 @@ from laoka.stack.driver_target import (
 )
 from laoka.stack.request import card_of, parse_driver
 from laoka.stack.tables import stack_table
+from roles.driver.deploy import TYPED_TOO
 from tests.unit.stack.asking import stack
 
+ROOT = Path(__file__).resolve().parents[3]
 KERNEL = "6.8.0-124-generic"
 UBUNTU = target_of("ubuntu-24.04", "580", None, "proprietary", KERNEL)
 
@@ -179,14 +185,56 @@ def test_upstream_versions(version: str, bare: str) -> None:
 @pytest.mark.parametrize(
     ("os_release", "branch", "source"),
     [
-        ("ubuntu-22.04", "580", "ubuntu-server"), ("ubuntu-24.04", "570", "ubuntu-server"),
-        ("ubuntu-26.04", "580", "ubuntu-server"),
+        ("ubuntu-22.04", "580", "ubuntu-server"), ("ubuntu-24.04", "580", "ubuntu-server"),
+        ("ubuntu-26.04", "580", "ubuntu-server"), ("ubuntu-24.04", "570", "ubuntu-server"),
         ("debian-12", "580", "nvidia-debian"), ("debian-13", "580", "nvidia-debian"),
         ("debian-12", "535", "debian-12"), ("debian-13", "550", "debian-13"),
     ],
 )  # fmt: skip
 def test_sources_are_chosen_by_release_and_branch(os_release: str, branch: str, source: str) -> None:
     assert target_of(os_release, branch, None, "proprietary", KERNEL).source.id == source
+
+
+def test_releases_and_names_are_rows_of_the_catalogue_and_no_code_asks_for_one() -> None:
+    """The catalogue's rows are the only place where a release is told from another, or a package of an archive has its name."""
+    code = [
+        *(ROOT / "laoka/stack").glob("driver_*.py"), *(ROOT / "laoka/operations").glob("driver*"),
+        *(path for role in ("kernel", "driver", "cuda") for path in (ROOT / "roles" / role).glob("*.py")),
+    ]  # fmt: skip
+    assert len(code) > 8
+    names = {template.format(branch="580", kernel=KERNEL) for source in package_sources() for template in _templates(source)}
+    asked = re.compile(r"""["'](ubuntu|debian|rhel|rocky|jammy|noble|bookworm|trixie)\b""")
+    for path in code:
+        text = path.read_text(encoding="utf-8")
+        assert not asked.search(text), path
+        used = {word for word in re.findall(r"""["']([a-z][a-z0-9.+-]+)["']""", text) if word in names}
+        assert used <= {*TYPED_TOO, *OWN_VERSION, *DRIVER_NAMES, *PROPRIETARY}, (path, used)
+
+
+def _templates(source: PackageSource) -> tuple[str, ...]:
+    return (
+        *source.first,
+        *source.modules("proprietary", built=True),
+        *source.modules("proprietary", built=False),
+        *source.versioned,
+    )
+
+
+SOURCES = [source for source in package_sources() if source.system == "apt"]
+
+
+@pytest.mark.parametrize(
+    ("os_release", "source"),
+    [(os_release, source) for source in SOURCES for os_release in source.releases],
+    ids=lambda value: value if isinstance(value, str) else value.id,
+)
+def test_each_row_gives_its_release_its_own_names(os_release: str, source: PackageSource) -> None:
+    branch = source.branches[0] if source.branches else "580"
+    target = target_of(os_release, branch, None, "proprietary", KERNEL, source.id)
+    assert target.first == tuple(name.format(branch=branch) for name in source.first)
+    wanted = (*source.dkms, *source.userspace)
+    assert target.packages(built=False) == tuple(name.format(branch=branch, kernel=KERNEL) for name in wanted)
+    assert target.built_modules == tuple(name.format(branch=branch, kernel=KERNEL) for name in source.prebuilt)
 
 
 @pytest.mark.parametrize(
