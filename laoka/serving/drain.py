@@ -80,13 +80,14 @@ def undrain(deadline_s: float, *, engine: str = "", folder: Path = SOCKETS, mark
     """Bring this host back; True when every guard found its engine well, and every gateway had the time to see it.
 
     Arguments: `engine` is the URL of the only engine that is waited for: of several one may be down, or be the next one's turn.
+    A guard that does not say whose it is, or nothing at all, is waited for too.
     """
     if not mark.exists():
         return True
     mark.unlink()
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
-        if all(item.status == 200 for item in states(folder) if engine in ("", item.engine)):
+        if all(item.status == 200 for item in states(folder) if not engine or item.engine in ("", engine)):
             time.sleep(SETTLE_S)
             return True
         time.sleep(POLL_S)

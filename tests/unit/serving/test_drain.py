@@ -82,3 +82,10 @@ def test_only_the_engine_that_was_changed_is_waited_for(guard: Guard, tmp_path: 
     assert not drain.undrain(0.5, engine="http://127.0.0.1:8001", folder=tmp_path, mark=guard.mark)
     guard.mark.touch()
     assert drain.undrain(0.5, engine="http://127.0.0.1:8002", folder=tmp_path, mark=guard.mark) and not guard.mark.exists()
+
+
+def test_a_guard_that_is_gone_is_not_taken_for_one_of_another_engine(guard: Guard, tmp_path: Path) -> None:
+    guard.server.server_close()
+    assert drain.states(tmp_path)[0].status is None
+    guard.mark.touch()
+    assert not drain.undrain(0.5, engine="http://127.0.0.1:8001", folder=tmp_path, mark=guard.mark)
