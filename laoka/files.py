@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new one, never half of it."""
+"""Writing files so that a reader sees the old content or the new one, never half of it; why one can't be read, in words."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ def write_atomic(path: str | Path, content: str | bytes, mode: int = 0o644) -> N
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def why_unread(error: OSError | UnicodeDecodeError) -> str:
+    """Why a text file can't be read, without its path or content."""
+    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or type(error).__name__

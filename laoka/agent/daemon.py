@@ -32,7 +32,7 @@ from laoka.agent.recovery import Begun, Recovery
 from laoka.agent.sensors import Sensors
 from laoka.agent.signals import Reading, Signal
 from laoka.catalog.messages import text
-from laoka.files import write_atomic
+from laoka.files import why_unread, write_atomic
 from laoka.notify import Notifier
 
 STATE_EVERY_S = 6.0
@@ -330,8 +330,7 @@ class Daemon:
         try:
             self.addresses, self.urls_source = outbox.read_addresses(self.config.alert_urls_file)
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            self.addresses, self.urls_source = outbox.Addresses(), f"{self.config.alert_urls_file}: {reason}"
+            self.addresses, self.urls_source = outbox.Addresses(), f"{self.config.alert_urls_file}: {why_unread(error)}"
             return False
         return True
 

@@ -17,7 +17,7 @@ from laoka.agent.config import DEFAULT_PATH, Config, ConfigError, load_config
 from laoka.catalog.messages import Language, text
 from laoka.cli.check import HOSTS_AT_ONCE, ssh_target
 from laoka.cli.inventory import targets_of_inventory
-from laoka.files import write_atomic
+from laoka.files import why_unread, write_atomic
 from laoka.fleet.inventory import InventoryUnread
 from laoka.fleet.targets import InventoryTarget
 from laoka.host.collect import SshTarget, ssh_argv
@@ -228,7 +228,7 @@ def test_alert(lang: Language, file: Path) -> int:
     try:
         urls, source = outbox.read_urls(config.alert_urls_file)
     except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{config.alert_urls_file}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+        raise click.ClickException(f"{config.alert_urls_file}: {why_unread(error)}") from None
     if not urls:
         click.echo(text("watchdog.test.none", lang, source=source), err=True)
         return 1

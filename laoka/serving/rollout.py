@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from laoka.files import write_atomic
+from laoka.files import why_unread, write_atomic
 from laoka.process import ProcessError, run
 from laoka.serving import drain
 from laoka.serving.completion import Server, ask, key_in
@@ -171,7 +171,7 @@ def completion_gate(url: str, model: str, key_file: Path | None, judge_text: boo
         try:
             key = key_in(key_file)
         except (OSError, UnicodeDecodeError) as error:
-            return f"{key_file}: {error.strerror if isinstance(error, OSError) else 'not UTF-8'}"
+            return f"{key_file}: {why_unread(error)}"
         verdict = ask(Server(url, model, key, judge_text), max_tokens=8, deadline_s=GATE_DEADLINE_S)
         return None if verdict.healthy else f"{verdict.kind}: {verdict.detail}"
 
