@@ -14,7 +14,7 @@ from laoka.catalog.messages import LANGUAGES, Language, language
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("laoka.cli.init", "write your first inventory from what your hosts say"),
     "check": ("laoka.cli.check", "is this host fit for the cards, and if not, why and what to do"),
-    "audit": ("laoka.cli.audit", "every host of an inventory against its lock; what changed; who deployed what"),
+    "audit": ("laoka.cli.audit", "every host of an inventory against its lock; what changed"),
     "capture": ("laoka.cli.capture", "a redacted, replayable bundle of one host"),
     "plan": ("laoka.cli.plan", "which pinned stack these cards can run, the memory sum, how fast it can be"),
     "lock": ("laoka.cli.lock", "fix the stack of every host of an inventory in one file, or check it"),
