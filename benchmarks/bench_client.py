@@ -57,8 +57,9 @@ def theirs(host: HostFolder, seed: int) -> dict[str, Any]:
     command = (
         f"set -a; . /etc/qwen-serve/env; set +a; cd /tmp && {ENGINE}/vllm bench serve --backend openai --base-url {URL} "
         f"--model {MODEL} --tokenizer {WEIGHTS} --dataset-name random --random-input-len 512 --random-output-len 256 --ignore-eos "
-        f"--num-warmups 4 --num-prompts {REQUESTS} --max-concurrency {CONCURRENCY} --seed {seed} --save-result --result-dir /tmp "
-        "--result-filename bench.json >/tmp/bench.log 2>&1 && cat /tmp/bench.json || { tail -5 /tmp/bench.log >&2; exit 1; }"
+        f"--num-warmups 4 --num-prompts {REQUESTS} --max-concurrency {CONCURRENCY} --seed {seed} "
+        "--percentile-metrics ttft,tpot,itl,e2el --save-result --result-dir /tmp --result-filename bench.json >/tmp/bench.log 2>&1 "
+        "&& cat /tmp/bench.json || { tail -5 /tmp/bench.log >&2; exit 1; }"
     )
     found: dict[str, Any] = json.loads(hosts.execute(host, command, deadline_s=300, check=True).stdout)
     return found

@@ -20,7 +20,7 @@ from laoka.catalog.messages import LANGUAGES, Language, catalogue
 from laoka.catalog.selfcheck import newest_check
 from laoka.checks import AREAS, CHECKS
 from laoka.checks.registry import Check
-from laoka.cli.main import COMMANDS, cli
+from laoka.cli.main import COMMANDS, about, cli
 from laoka.files import write_atomic
 from laoka.stack.models import checkpoint_of
 from laoka.stack.request import DEFAULT_CONTEXT_TOKENS, DEFAULT_MODEL, DEFAULT_OS, Card, Request
@@ -316,7 +316,7 @@ def _for_the_manual(name: str, command: click.Command) -> click.Command:
         commands = {inner.split()[-1]: _for_the_manual(inner, item) for inner, item in below.items()}
         shown = click.Group(command.name, commands, help=command.help, params=command.params)
     if len(words) == 2:
-        shown.short_help = COMMANDS[words[1]][1]
+        shown.short_help = about(words[1], "en")
     return shown
 
 

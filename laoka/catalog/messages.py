@@ -25,10 +25,16 @@ def catalogue() -> Mapping[str, Mapping[Language, str]]:
     for entry in sorted((resources.files("laoka.catalog") / "messages").iterdir(), key=lambda item: item.name):
         if not entry.name.endswith(".toml"):
             continue
-        area = entry.name.removesuffix(".toml")
-        for name, texts in toml.loads(entry.read_text(encoding="utf-8"), entry.name).items():
-            found[f"{area}.{name}"] = texts
+        name_of_area = entry.name.removesuffix(".toml")
+        found |= {f"{name_of_area}.{name}": texts for name, texts in area(name_of_area).items()}
     return found
+
+
+@cache
+def area(name: str) -> Mapping[str, Mapping[Language, str]]:
+    """The messages of one area by their name in it."""
+    file = resources.files("laoka.catalog") / "messages" / f"{name}.toml"
+    return toml.loads(file.read_text(encoding="utf-8"), file.name)
 
 
 def text(key: str, lang: Language, **values: object) -> str:

@@ -18,7 +18,7 @@ from laoka.checks.policy import Accepted, PolicyError, parse_policy
 from laoka.checks.result import as_html, as_junit
 from laoka.cli.check import STYLES
 from laoka.cli.inventory import entries_of
-from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
+from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE, said
 from laoka.files import write_atomic
 from laoka.fleet.across import IDS
 from laoka.fleet.audit import (
@@ -208,13 +208,13 @@ def command(
     Exit status: 0 as it should be, 1 findings or drift, 2 a host gave no answer or the audit could not run.
     """
     if not inventory:
-        raise click.UsageError("name an INVENTORY")
+        raise click.UsageError(said("name_inventory"))
     try:
         accepted = _policy(policy)
         earlier = read_earlier(since) if since else None
         entries = [entry for entry in entries_of(inventory) if not limit or _named(entry, limit)]
         if not entries:
-            raise click.BadParameter(f"--limit {', '.join(limit)}: {inventory} has no such host or group")
+            raise click.BadParameter(said("limit_none", word=", ".join(limit), inventory=inventory))
         lock, lock_path = lock_for(entries, lock_file)
         targets = targets_of(entries, lock, captures, deadline)
     except (InventoryUnread, LockError, PolicyError, NotAnAudit) as error:
@@ -246,7 +246,7 @@ def command(
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from None
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"this output needs {error.name}: pip install 'laoka[operator]'") from None
+        raise click.ClickException(said("output_needs", package=error.name)) from None
     return exit_status(result)
 
 

@@ -19,7 +19,7 @@ from laoka.catalog.messages import Language, text
 from laoka.catalog.profiles import Speculative
 from laoka.cli.check import LOCAL, ssh_target
 from laoka.cli.inventory import targets_of_inventory
-from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE
+from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE, said
 from laoka.files import write_atomic
 from laoka.fleet.inventory import InventoryUnread
 from laoka.host import collect
@@ -122,12 +122,12 @@ def host_side(name: str | None, inventory: str | None, key_file: str | None, jum
     """The host of --host. Errors: click.BadParameter, InventoryUnread."""
     if name is None:
         if inventory:
-            raise click.UsageError("--inventory says how to reach --host: name a host of it")
+            raise click.UsageError(said("inventory_of_host"))
         return None
     if inventory:
         found = {target.name: target.ssh for target in targets_of_inventory(inventory)}
         if name not in found:
-            raise click.BadParameter(f"--host {name}: {inventory} has no host of this name: {', '.join(found)}")
+            raise click.BadParameter(said("host_none", word=name, inventory=inventory, hosts=", ".join(found)))
         return HostSide(found[name])
     ssh: SshTarget | None = None if name == LOCAL else ssh_target(name, key_file, jump)
     return HostSide(ssh)
@@ -146,7 +146,7 @@ def read_key(path: str | None) -> str:
         return ""
     words = Path(path).read_text(encoding="utf-8").split("\n")[0].split()
     if not words:
-        raise click.BadParameter(f"--api-key-file {path}: it is empty")
+        raise click.BadParameter(said("key_empty", word=path))
     return words[-1]
 
 
@@ -173,7 +173,7 @@ def place_of(
 ) -> Place:  # fmt: skip
     """The place that the options name. Errors: those of host_side, report_of and read_key."""
     if "://" not in url:
-        raise click.BadParameter(f"{url}: write a URL, such as http://127.0.0.1:8000")
+        raise click.BadParameter(said("write_url", word=url))
     host = host_side(host_name, inventory, key_file, jump)
     report = report_of(host)
     port = ENGINE_PORT if host is None else int(host.flags().get("port", ENGINE_PORT))
@@ -239,7 +239,7 @@ def run_command(
 def agreed(here: Place, changes: Sequence[dict[str, Any]], lang: Language, *, dry: bool, yes: bool) -> bool:
     """Whether the restarts may be done: asks, unless --yes; with --dry only tells. Errors: click.UsageError without a host."""
     if here.host is None:
-        raise click.UsageError("this restarts the unit between measurements: name the server's --host")
+        raise click.UsageError(said("name_host"))
     if dry:
         for change in changes:
             words = text("bench.restart_dry", lang, unit=UNIT, host=here.host.name, changes=told(change))
@@ -298,7 +298,7 @@ def whole_numbers(option: str, words: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in words.split(","))
     except ValueError:
-        raise click.BadParameter(f"{option} {words}: write whole numbers with commas, such as 1,4,8") from None
+        raise click.BadParameter(said("whole_numbers", option=option, word=words)) from None
 
 
 def parse_goodput(words: str | None) -> Goodput | None:
@@ -313,7 +313,7 @@ def parse_goodput(words: str | None) -> Goodput | None:
                 raise ValueError
             found[f"{name}_ms"] = float(limit)
         except ValueError:
-            raise click.BadParameter(f"--goodput {word}: write ttft:MS, tpot:MS or e2el:MS, with commas") from None
+            raise click.BadParameter(said("goodput", word=word)) from None
     return Goodput(**found)
 
 
@@ -550,7 +550,7 @@ def run_baseline(
 ) -> int:  # fmt: skip
     """Measure the host with each way of speculation, and say what that means. Errors: those of measuring."""
     if here.host is None:
-        raise click.UsageError("--baseline restarts the unit between measurements: name the server's --host")
+        raise click.UsageError(said("name_host"))
     variants = baseline.variants_of(here.host.flags(), parse_variants(own))
     if not agreed(here, [{baseline.FLAG: config} for config in variants.values()], lang, dry=dry, yes=yes):
         return EXIT_FINE
@@ -586,7 +586,7 @@ def parse_variants(words: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             equals = ""
         if not equals or not name or not isinstance(found.get(name), dict):
-            raise click.BadParameter(f"--variant {word[:80]}: write NAME=JSON, the JSON as for --speculative-config")
+            raise click.BadParameter(said("variant", word=word[:80]))
     return found
 
 

@@ -18,7 +18,7 @@ from laoka.checks.finding import SEVERITIES, Finding, label
 from laoka.checks.policy import Accepted, PolicyError, apply, parse_policy
 from laoka.checks.result import HostResult, as_html, as_json, as_junit, by_area
 from laoka.cli.inventory import targets_of_inventory
-from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
+from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE, said
 from laoka.files import write_atomic
 from laoka.fleet.inventory import InventoryUnread
 from laoka.host import collect
@@ -85,7 +85,7 @@ def ssh_target(words: str, key_file: str | None, jump: str | None) -> SshTarget:
     elif rest.count(":") == 1:
         host, _, port = rest.partition(":")
     if not host or host.startswith("-") or user.startswith("-") or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise click.BadParameter(f"{words}: not a host; write [user@]host[:port], @local, a capture or an inventory")
+        raise click.BadParameter(said("not_a_host", word=words))
     return SshTarget(host, int(port), user or None, key_file, None, jump)
 
 
@@ -107,8 +107,7 @@ def find_targets(words: Sequence[str], key_file: str | None, jump: str | None) -
         elif path.is_file():
             found.append((word, lambda path=path: collect.from_file(path)))  # type: ignore[misc]
         elif "/" in word or word in (".", ".."):
-            folder = f"{word} is a folder: name a capture (.tar.gz), an inventory (.py) or a host"
-            raise click.BadParameter(folder if path.is_dir() else f"{word}: there is no such file")
+            raise click.BadParameter(said("is_folder" if path.is_dir() else "no_file", word=word))
         else:
             target = ssh_target(word, key_file, jump)
             found.append((target.name, lambda target=target: collect.from_ssh(target)))  # type: ignore[misc]
@@ -121,11 +120,11 @@ def report_of_files(pairs: Sequence[str]) -> HostReport:
     for pair in pairs:
         kind, equals, name = pair.partition("=")
         if not equals or kind not in FILE_KINDS:
-            raise click.BadParameter(f"--file {pair}: write KIND=FILE, KIND one of: {', '.join(sorted(FILE_KINDS))}")
+            raise click.BadParameter(said("file_kind", word=pair, kinds=", ".join(sorted(FILE_KINDS))))
         try:
             texts[kind] = Path(name).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise click.BadParameter(f"--file {pair}: {error.strerror}") from None
+            raise click.BadParameter(said("file_unread", word=pair, why=error.strerror)) from None
     return HostReport.from_files(texts)
 
 
@@ -134,8 +133,8 @@ def explain(check_id: str, lang: Language) -> str:
     known = checks.CHECKS.get(check_id)
     if known is None:
         close = [name for name in checks.CHECKS if check_id in name]
-        hint = ", ".join(close[:8]) if close else "laoka check --list shows them all"
-        raise click.BadParameter(f"there is no check {check_id!r}: {hint}")
+        hint = ", ".join(close[:8]) if close else said("check_list")
+        raise click.BadParameter(said("no_check", word=check_id, hint=hint))
     lines = [f"{known.id}: {label(known.id, lang)}", "", (known.function.__doc__ or "").strip()]
     if known.gate:
         lines += ["", text("checks.is-gate", lang)]
@@ -256,10 +255,10 @@ def command(
             click.echo(f"{known.id:32}{label(known.id, lang)}")
         return EXIT_FINE
     if bool(targets) == bool(files):
-        raise click.UsageError("name a TARGET, or give --file KIND=FILE (not both)")
+        raise click.UsageError(said("name_target"))
     unknown = [word for word in only if word not in checks.AREAS and word not in checks.CHECKS]
     if unknown:
-        raise click.BadParameter(f"--only {unknown[0]}: areas are {', '.join(checks.AREAS)}; --list shows all checks")
+        raise click.BadParameter(said("only_unknown", word=unknown[0], areas=", ".join(checks.AREAS)))
     try:
         accepted = parse_policy(Path(policy).read_text(encoding="utf-8"), policy, checks.CHECKS) if policy else ()
     except PolicyError as error:
@@ -288,7 +287,7 @@ def command(
         try:
             from rich.console import Console
         except ModuleNotFoundError:
-            raise click.ClickException("the report needs rich: pip install 'laoka[operator]', or use --json") from None
+            raise click.ClickException(said("report_needs", package="rich")) from None
         console = Console(highlight=False)
         for result in results:
             show(result, lang, console, everything=everything)
@@ -300,5 +299,5 @@ def command(
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from None
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"--html needs {error.name}: pip install 'laoka[operator]'") from None
+        raise click.ClickException(said("output_needs", package=error.name)) from None
     return exit_status(results)

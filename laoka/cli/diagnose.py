@@ -20,7 +20,7 @@ from laoka.catalog.messages import Language, text
 from laoka.checks.finding import Finding
 from laoka.cli.check import LOCAL, ssh_target
 from laoka.cli.inventory import targets_of_inventory
-from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE
+from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE, said
 from laoka.diagnose.chain import Diagnosis, Found, diagnose
 from laoka.diagnose.scan import Scan, scan
 from laoka.fleet.inventory import InventoryUnread
@@ -166,16 +166,18 @@ def _read(
     target: str, host_name: str | None, key_file: str | None, jump: str | None, lang: Language
 ) -> list[tuple[Scan | None, HostReport | None]]:
     if target.endswith(".py"):
-        listed = [item for item in targets_of_inventory(target) if host_name in (None, item.name)]
+        there = targets_of_inventory(target)
+        listed = [item for item in there if host_name in (None, item.name)]
         if not listed:
-            raise click.BadParameter(f"--host {host_name}: {target} has no host of this name")
+            hosts = ", ".join(item.name for item in there)
+            raise click.BadParameter(said("host_none", word=host_name, inventory=target, hosts=hosts))
         return [read_host(item.ssh, item.name, lang) for item in listed]
     if target == LOCAL:
         return [read_host(None, LOCAL, lang)]
     if target == "-" or Path(target).exists():
         return [read_log(target, lang)]
     if "/" in target or target.endswith((".log", ".txt", ".gz")):
-        raise click.ClickException(f"{target}: there is no such file")
+        raise click.ClickException(said("no_file", word=target))
     return [read_host(ssh_target(target, key_file, jump), target, lang)]
 
 

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import importlib
 import sys
+from difflib import get_close_matches
 
 import click
 
 from laoka import __version__
-from laoka.catalog.messages import LANGUAGES, Language, language
+from laoka.catalog.messages import LANGUAGES, Language, area, language, text
+from laoka.cli.click_words import speak, wanted_language
 
-# name -> (module, one line for --help). The module has a click command named `command`.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("laoka.cli.init", "write your first inventory from what your hosts say"),
-    "check": ("laoka.cli.check", "is this host fit for the cards, and if not, why and what to do"),
-    "audit": ("laoka.cli.audit", "every host of an inventory against its lock; what changed"),
-    "capture": ("laoka.cli.capture", "a redacted, replayable bundle of one host"),
-    "plan": ("laoka.cli.plan", "which pinned stack these cards can run, the memory sum, how fast it can be"),
-    "lock": ("laoka.cli.lock", "fix the stack of every host of an inventory in one file, or check it"),
-    "bench": ("laoka.cli.bench", "how fast a model server is by a fixed recipe, and whether two runs differ"),
-    "diagnose": ("laoka.cli.diagnose", "why it is broken: root cause, evidence and the next step, from logs, captures or hosts"),
-    "cache": ("laoka.cli.cache", "what the prefix cache saves, what it could save, and what to move in the prompts"),
-    "model": ("laoka.cli.model", "on the host: list, fetch, verify, switch, roll back and prune model revisions"),
-    "watchdog": ("laoka.cli.watchdog", "what the watchdog of a host sees; on the host: whether its alerts arrive, drills"),
-    "sandbox": ("laoka.cli.sandbox", "throw-away hosts on this machine with a simulated V100"),
-    "completion": ("laoka.cli.completion", "make bash, zsh or fish complete laoka's commands"),
-}
+COMMANDS = (
+    "init", "check", "audit", "capture", "plan", "lock", "bench", "diagnose", "cache", "model", "watchdog", "sandbox", "completion",
+)  # fmt: skip
+"""The module laoka.cli.NAME has a click command that is named `command`; cli.about_NAME is the line about it."""
 
 EXIT_FINE, EXIT_FINDINGS, EXIT_COULD_NOT_RUN = 0, 1, 2
 
 
 class CommandsOnDemand(click.Group):
     """A click group that imports a command's module when it is run, not when the group is listed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = language(wanted_language(args))
+        speak(ctx.obj)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0] if args else ""
+        if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
+            close = get_close_matches(word, COMMANDS, n=1)
+            ctx.fail(said("no_command_but", word=word, close=close[0]) if close else said("no_command", word=word))
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -40,20 +42,22 @@ class CommandsOnDemand(click.Group):
         if cmd_name not in COMMANDS:
             return None
         try:
-            module = importlib.import_module(COMMANDS[cmd_name][0])
+            module = importlib.import_module(f"laoka.cli.{cmd_name}")
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("laoka"):
                 raise
-            raise click.ClickException(
-                f"laoka {cmd_name} needs {error.name}, which is not installed: pip install 'laoka[operator]'"
-            ) from None
+            raise click.ClickException(said("needs", command=cmd_name, package=error.name)) from None
         command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if COMMANDS:
-            with formatter.section("Commands"):
-                formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+        with formatter.section(area("click")["commands"][spoken()]):
+            formatter.write_dl([(name, about(name, spoken())) for name in COMMANDS])
+
+
+def about(name: str, lang: Language) -> str:
+    """What a command is for, in a line. Of all the catalogue one file is read for it, so that --help stays fast."""
+    return area("cli")[f"about_{name}"][lang]
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -94,6 +98,11 @@ def spoken() -> Language:
     return "zh" if found == "zh" else "en" if found == "en" else language()
 
 
+def said(key: str, **values: object) -> str:
+    """A message of catalog/messages/cli.toml in the language of the command that runs."""
+    return text(f"cli.{key}", spoken(), **values)
+
+
 def main() -> None:
     """Entry point: every expected error ends in one line on stderr and exit status 2."""
     try:
@@ -102,6 +111,6 @@ def main() -> None:
         error.show()
         sys.exit(EXIT_COULD_NOT_RUN)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        click.echo(said("interrupted"), err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else EXIT_FINE)

@@ -14,7 +14,7 @@ import click
 from laoka.catalog.load import CatalogError
 from laoka.catalog.messages import Language, text
 from laoka.cli.inventory import strict_entries
-from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
+from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE, said
 from laoka.fleet.inventory import InventoryUnread
 from laoka.fleet.requests import request_of
 from laoka.host import collect
@@ -63,14 +63,13 @@ def requests_from(
     """
     given = [bool(gpus), bool(inventory), bool(capture)]
     if sum(given) != 1:
-        raise click.UsageError(
-            "name the cards with --gpu (4xv100-sxm2-32gb, or none), or give --inventory or --capture: one of them"
-        )
+        raise click.UsageError(said("name_cards"))
     if hosts and not inventory:
-        raise click.UsageError("--host chooses hosts of an --inventory")
+        raise click.UsageError(said("host_of_inventory"))
     if inventory:
         found = {}
-        for entry in strict_entries(inventory):
+        entries = strict_entries(inventory)
+        for entry in entries:
             if hosts and entry.name not in hosts:
                 continue
             request = request_of(entry.name, entry.data, {})
@@ -78,7 +77,9 @@ def requests_from(
             found[entry.name] = replace(request, **{key: value for key, value in {**base, **given_os}.items() if value is not None})
         missing = sorted(set(hosts) - set(found))
         if missing:
-            raise click.UsageError(f"--host {missing[0]}: {inventory} has no host of this name")
+            raise click.UsageError(
+                said("host_none", word=missing[0], inventory=inventory, hosts=", ".join(entry.name for entry in entries))
+            )
         return found
     defaults = {
         "checkpoint": None, "context_tokens": DEFAULT_CONTEXT_TOKENS, "streams": DEFAULT_STREAMS, "speculative": "auto",
