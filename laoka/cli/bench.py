@@ -517,8 +517,8 @@ def show_ramp(steps: Sequence[ramp.Step], knee: ramp.Knee, source: Mapping[str, 
     out = console()
     if source["simulated"]:
         out.print(f"[bold yellow]{escape(text('bench.simulated', lang))}[/bold yellow]")
-    heads = [text(f"bench.ramp_head_{name}", lang) for name in ("at_once", "waiting", "preemptions")]
-    table = Table(heads[0], "tok/s", "TTFT ms", "p99", "E2EL ms", "p99", heads[1], heads[2], "KV")
+    heads = [text(f"bench.ramp_head_{name}", lang) for name in ("at_once", "wait", "waiting", "preemptions")]
+    table = Table(heads[0], "tok/s", "TTFT ms", "p99", "E2EL ms", "p99", *heads[1:], "KV")
     for step in steps:
         row = [
             tables.number(value)
@@ -527,9 +527,10 @@ def show_ramp(steps: Sequence[ramp.Step], knee: ramp.Knee, source: Mapping[str, 
             )
         ]  # fmt: skip
         usage = "-" if step.kv_usage is None else f"{100 * step.kv_usage:.0f} %"
-        table.add_row(str(step.concurrency), *row, _or_dash(step.most_waiting), _or_dash(step.preemptions), usage)
+        wait = "-" if step.mean_wait_ms is None else tables.number(step.mean_wait_ms)
+        table.add_row(str(step.concurrency), *row, wait, _or_dash(step.most_waiting), _or_dash(step.preemptions), usage)
     out.print(table)
-    unknown = all(step.most_waiting is None for step in steps)
+    unknown = all(step.most_waiting is None and step.mean_wait_ms is None for step in steps)
     none = text("bench.ramp_unknown" if unknown else "bench.ramp_none", lang)
     queueing, preemption = (none if value is None else value for value in (knee.first_queueing, knee.first_preemption))
     out.print(text("bench.ramp_found", lang, knee=knee.knee, queueing=queueing, preemption=preemption))

@@ -20,11 +20,17 @@ FLAT_STEPS = 2
 """The ramp ends after so many steps in a row that brought less than FLAT_GAIN times the best before them."""
 GOOD_SHARE = 0.99
 SAMPLE_S = 0.25
+WAIT_SHARE = 0.1
+"""From so much of its whole time on, a request counts as one that waited: networks and samples of a busy machine stay below it."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One concurrency. None: the server did not tell. `good_share`: of requests within the limits, where limits were given."""
+    """One concurrency. None: the server did not tell. `good_share`: of requests within the limits, where limits were given.
+
+    `most_waiting` is what samples of the engine's own queue saw: it misses what is shorter than a sample, and a gateway's queue.
+    `mean_wait_ms` misses neither: the engine's own sum of its queue, and how much later the first token was here than it says.
+    """
 
     concurrency: int
     output_throughput: float
@@ -38,6 +44,12 @@ class Step:
     preemptions: int | None = None
     kv_usage: float | None = None
     good_share: float | None = None
+    mean_wait_ms: float | None = None
+
+    @property
+    def queued(self) -> bool:
+        """Whether requests waited."""
+        return bool(self.most_waiting) or (self.mean_wait_ms or 0.0) >= WAIT_SHARE * self.mean_e2el_ms
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,7 @@ def find_knee(steps: Sequence[Step], max_num_seqs: int | None = None) -> Knee:
     """
     best = max(step.output_throughput for step in steps)
     knee = next(step.concurrency for step in steps if step.output_throughput >= KNEE_SHARE * best)
-    queueing = next((step.concurrency for step in steps if step.most_waiting), None)
+    queueing = next((step.concurrency for step in steps if step.queued), None)
     preemption = next((step.concurrency for step in steps if step.preemptions), None)
     suggested, reason = knee, "ramp_knee"
     good = [step.concurrency for step in steps if step.good_share is not None and step.good_share >= GOOD_SHARE]
@@ -122,7 +134,15 @@ async def _step(client: Client, recipe: Recipe, concurrency: int, goodput: Goodp
         found["p99_e2el_ms"], _most(seen, "waiting"), _most(seen, "running"), None if span is None else span.mean_ms.get("queue"),
         None if span is None or span.preemptions is None else int(span.preemptions),
         max((gauges["kv_usage"] for gauges in seen if "kv_usage" in gauges), default=None), good,
+        None if span is None else wait_ms(found["mean_ttft_ms"], span.mean_ms),
     )  # fmt: skip
+
+
+def wait_ms(ttft_ms: float, server: Mapping[str, float]) -> float | None:
+    """How long a request waited in the mean. Arguments: TTFT as measured here, and the server's own means of the same requests."""
+    if "ttft" not in server:
+        return server.get("queue")
+    return max(0.0, ttft_ms - server["ttft"]) + server.get("queue", 0.0)
 
 
 def _most(seen: Sequence[Mapping[str, float]], name: str) -> int | None:

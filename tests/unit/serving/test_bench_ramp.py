@@ -27,7 +27,7 @@ from laoka.serving.bench.baseline import (
 )
 from laoka.serving.bench.figures import spread
 from laoka.serving.bench.host_side import HostSide
-from laoka.serving.bench.ramp import Step, find_knee, goes_on, ramp_table, suggestion_of
+from laoka.serving.bench.ramp import Step, find_knee, goes_on, ramp_table, suggestion_of, wait_ms
 from laoka.serving.bench.recipe import Recipe
 
 
@@ -52,6 +52,18 @@ def test_queueing_and_preemption_are_told_and_preemption_limits() -> None:
     found = find_knee(steps(100, 200, 400, 800, most_waiting={1: 0, 2: 0, 4: 2, 8: 5}, preemptions={1: 0, 2: 0, 4: 0, 8: 3}))
     assert (found.first_queueing, found.first_preemption) == (4, 8)
     assert (found.suggested_max_num_seqs, found.reason) == (4, "ramp_preemption")
+
+
+def test_a_queue_that_no_sample_saw_is_told() -> None:
+    found = find_knee(steps(100, 200, 400, 410, mean_wait_ms={1: 0.8, 2: 0.99, 4: 0.5, 8: 1.952}))
+    assert found.first_queueing == 8, "1.952 of 19.51 ms is a tenth; 0.99 of 10 is less"
+    assert find_knee(steps(100, 200, mean_wait_ms={1: 0.1, 2: 0.2}, most_waiting={1: 0, 2: 1})).first_queueing == 2
+
+
+def test_waiting_is_that_of_the_gateway_and_that_of_the_engine() -> None:
+    assert wait_ms(421.0, {"ttft": 30.0, "queue": 5.0}) == 396.0
+    assert wait_ms(20.0, {"ttft": 30.0, "queue": 5.0}) == 5.0, "clocks differ by a little"
+    assert wait_ms(20.0, {"queue": 5.0}) == 5.0 and wait_ms(20.0, {}) is None
 
 
 def test_the_servers_own_seats_are_named_as_the_limit() -> None:
