@@ -20,7 +20,9 @@ from laoka.catalog.messages import LANGUAGES, Language, catalogue
 from laoka.catalog.selfcheck import newest_check
 from laoka.checks import AREAS, CHECKS
 from laoka.checks.registry import Check
+from laoka.cli.click_words import speak
 from laoka.cli.main import COMMANDS, about, cli
+from laoka.cli.translated import translated
 from laoka.files import write_atomic
 from laoka.stack.models import checkpoint_of
 from laoka.stack.request import DEFAULT_CONTEXT_TOKENS, DEFAULT_MODEL, DEFAULT_OS, Card, Request
@@ -255,17 +257,24 @@ def commands_page(lang: Language) -> str:
             say(
                 lang,
                 "Exit status: 0 fine, 1 findings or drift, 2 could not run. Results go to stdout, everything else to stderr.",
-                "退出码：0 正常，1 有发现或有偏差，2 无法运行。结果输出到 stdout，其他输出到 stderr。（帮助原文为英文。）",
+                "退出码：0 正常，1 有发现或有偏差，2 无法运行。结果输出到 stdout，其他输出到 stderr。",
             ),
         )
     ]
+    speak(lang)
     for name, command in walk("laoka", cli):
-        shown = copy.copy(command)
+        shown = translated(command) if lang == "zh" else copy.copy(command)
         shown._help_option = None  # click keeps it from the first context that asked, and tests ask without -h
         with click.Context(
-            shown, info_name=name, max_content_width=100, terminal_width=100, help_option_names=["-h", "--help"]
+            shown,
+            info_name=name,
+            max_content_width=100,
+            terminal_width=100,
+            help_option_names=["-h", "--help"],
+            obj=lang,
         ) as context:
             parts.append(f"\n## {name}\n\n```text\n{shown.get_help(context)}\n```")
+    speak("en")
     return "\n".join(parts) + "\n"
 
 
@@ -332,11 +341,12 @@ PAGES: dict[str, Callable[[Language], str]] = {
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file and its text. The list of inventory keys is in English only."""
+    """Every generated file and its text."""
     pages = {ROOT / f"{name}{SUFFIX[lang]}": page(lang) for name, page in PAGES.items() for lang in LANGUAGES}
     manual = {ROOT / "man" / name: text for name, text in man_pages().items()}
     incidents = {ROOT / f"incidents{SUFFIX[lang]}": incidents_pages.page(lang) for lang in LANGUAGES}
-    return {**pages, **incidents, **manual, ROOT / "inventory.md": inventory_reference.page()}
+    keys = {ROOT / f"inventory{SUFFIX[lang]}": inventory_reference.page(lang) for lang in LANGUAGES}
+    return {**pages, **incidents, **manual, **keys}
 
 
 def main(words: Sequence[str]) -> int:

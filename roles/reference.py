@@ -1,5 +1,5 @@
-"""Writes docs/inventory.md from the types of the settings: `python -m roles.reference > docs/inventory.md`;
-with `keys`, the names alone: `python -m roles.reference keys > laoka/fleet/inventory_keys.txt`.
+"""The page of inventory keys in docs/ (docs/generate.py writes it), from the types of the settings;
+`python -m roles.reference keys > laoka/fleet/inventory_keys.txt` prints the names alone.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ import inspect
 import sys
 import textwrap
 
+from laoka.catalog.messages import Language
+from laoka.catalog.translations import chinese
 from roles.registry import ALL_SETTINGS
 from roles.settings import RoleSettings
 
-HEAD = """\
+HEAD: dict[Language, str] = {
+    "en": """\
 # Inventory keys
 
 Every key that laoka reads from an inventory, by role. Generated from the types of the settings; do not edit it by hand.
@@ -20,7 +23,18 @@ Every key that laoka reads from an inventory, by role. Generated from the types 
 A key stands in a host's data, its group's data, or `inventories/group_data/`; the host's own wins. Besides these, keys of
 pyinfra itself are allowed (`ssh_hostname`, `ssh_user`, `ssh_key`, `ssh_config_file`, `_sudo`, ...). Anything else stops the
 run before anything changes; `laoka plan` and `laoka lock` refuse it, the commands that look at hosts tell it and go on.
-"""
+""",
+    "zh": """\
+# 清单的键
+
+laoka 从清单读取的全部键，按 role 排列。由各设置的类型生成，请勿手工修改。
+
+键可以写在主机的数据、组的数据，或 `inventories/group_data/` 里；主机自己的优先。此外还可以写 pyinfra 自己的键
+（`ssh_hostname`、`ssh_user`、`ssh_key`、`ssh_config_file`、`_sudo` 等）。其他任何键都会让运行在改动之前停下；
+`laoka plan` 和 `laoka lock` 会拒绝，只看主机的命令会指出并继续。
+""",
+}
+COLUMNS: dict[Language, str] = {"en": "| key | type | default | what it is |", "zh": "| 键 | 类型 | 默认值 | 含义 |"}
 
 
 def documented(cls: type[RoleSettings]) -> dict[str, tuple[str, str, str]]:
@@ -41,15 +55,21 @@ def documented(cls: type[RoleSettings]) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-def page() -> str:
+def heading(cls: type[RoleSettings]) -> str:
+    """The first line of a role's settings, which names the role."""
+    return (cls.__doc__ or "").splitlines()[0]
+
+
+def page(lang: Language) -> str:
     """The whole page as Markdown."""
-    parts = [HEAD]
+    parts = [HEAD[lang]]
     for cls in ALL_SETTINGS:
-        parts.append(f"\n## {(cls.__doc__ or '').splitlines()[0].removeprefix('Settings of ').rstrip('.').capitalize()}\n")
-        parts.append("| key | type | default | what it is |\n| --- | --- | --- | --- |")
-        for key, cells in documented(cls).items():
-            kind, default, about = (cell.replace("|", "\\|") for cell in cells)
-            parts.append(f"| `{key}` | `{kind}` | `{default}` | {about} |")
+        of_role = heading(cls).removeprefix("Settings of ").rstrip(".")
+        parts.append(f"\n## {chinese('keys', heading(cls)) if lang == 'zh' else of_role[0].upper() + of_role[1:]}\n")
+        parts.append(f"{COLUMNS[lang]}\n| --- | --- | --- | --- |")
+        for key, (kind, default, about) in documented(cls).items():
+            cells = (f"`{key}`", f"`{kind}`", f"`{default}`", chinese("keys", about) if lang == "zh" else about)
+            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(parts) + "\n"
 
 
@@ -59,4 +79,4 @@ def keys() -> str:
 
 
 if __name__ == "__main__":
-    print(keys() if sys.argv[1:] == ["keys"] else page(), end="")
+    print(keys() if sys.argv[1:] == ["keys"] else page("en"), end="")

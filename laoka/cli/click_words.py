@@ -1,7 +1,8 @@
 """click's own messages (usage errors, headings of --help) in the reader's language, out of laoka's one catalogue.
 
 click hands its messages to gettext, which takes translations only from a compiled file that the environment's language chooses;
-laoka has a catalogue and --lang. So the two functions that click's modules hold are replaced by ours.
+laoka has a catalogue and --lang. So the two functions that click's modules hold are replaced by ours, and for Chinese those that
+measure and wrap a text.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import click.termui
 import click.types
 
 from laoka.catalog.messages import Language, area
+from laoka.cli import wide_text
 
 MODULES = (click.core, click.decorators, click.exceptions, click.formatting, click.parser, click.termui, click.types)
+OF_CLICK = {name: vars(click.formatting)[name] for name in ("term_len", "wrap_text")}
 
 
 def speak(lang: Language) -> None:
@@ -36,6 +39,7 @@ def speak(lang: Language) -> None:
         for name, function in (("_", one), ("ngettext", one_or_many)):
             if hasattr(module, name):
                 setattr(module, name, function)
+    vars(click.formatting).update({"term_len": wide_text.cells, "wrap_text": wide_text.wrap_text} if lang == "zh" else OF_CLICK)
 
 
 def wanted_language(words: Sequence[str]) -> str | None:

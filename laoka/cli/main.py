@@ -11,6 +11,7 @@ import click
 from laoka import __version__
 from laoka.catalog.messages import LANGUAGES, Language, area, language, text
 from laoka.cli.click_words import speak, wanted_language
+from laoka.cli.translated import translated
 
 COMMANDS = (
     "init", "check", "audit", "capture", "plan", "lock", "bench", "diagnose", "cache", "model", "watchdog", "sandbox", "completion",
@@ -48,7 +49,10 @@ class CommandsOnDemand(click.Group):
                 raise
             raise click.ClickException(said("needs", command=cmd_name, package=error.name)) from None
         command: click.Command = module.command
-        return command
+        return translated(command) if spoken() == "zh" else command
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Group.format_help(translated(self) if spoken() == "zh" else self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section(area("click")["commands"][spoken()]):

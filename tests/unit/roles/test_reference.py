@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
 
+from laoka.catalog.messages import LANGUAGES, Language
+from laoka.catalog.translations import translations
 from laoka.fleet.keys import known_keys
-from roles.reference import documented, keys, page
+from roles.reference import documented, heading, keys, page
 from roles.registry import ALL_SETTINGS
 
-ROOT = Path(__file__).resolve().parents[3]
+
+def test_every_key_and_role_is_told_in_chinese_and_nothing_else() -> None:
+    told = {about for cls in ALL_SETTINGS for _, _, about in documented(cls).values()} | {heading(cls) for cls in ALL_SETTINGS}
+    assert set(translations("keys")) == told, "add or mend the text in laoka/catalog/translations/keys.toml"
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "inventory.md").read_text(encoding="utf-8") == page(), "python -m roles.reference > docs/inventory.md"
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_page_has_every_key(lang: Language) -> None:
+    text = page(lang)
+    for cls in ALL_SETTINGS:
+        for key in cls.model_fields:
+            assert text.count(f"\n| `{key}` | ") == 1, key
 
 
 def test_an_installed_laoka_knows_the_same_keys() -> None:
