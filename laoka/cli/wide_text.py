@@ -13,7 +13,7 @@ from click import unstyle
 
 NO_LINE_BEGINS_WITH = "，。；：！？、）】》”’…"
 # A space, a word of other scripts, or one wide character; each with what may not begin the next line.
-PIECE = re.compile(rf"\s+|(?:[\x21-\u2fff]+|[^\s\x21-\u2fff（【《“‘]|[（【《“‘]+.?)[{NO_LINE_BEGINS_WITH}]*")
+PIECE = re.compile(rf"\s+|(?:[\x21-\u2fff]+|[^\s\x21-\u2fff（【《“‘]|[（【《“‘]+\S?)[{NO_LINE_BEGINS_WITH}]*")
 
 
 def cells(text: str) -> int:
