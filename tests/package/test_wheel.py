@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from laoka.cli.main import COMMANDS
 from tests.documented import ROOT
 
 
@@ -47,7 +48,7 @@ def test_it_plans_from_anywhere(clean: Path, tmp_path: Path) -> None:
 
 
 def test_every_command_is_there(clean: Path, tmp_path: Path) -> None:
-    for name in ("check", "capture", "plan", "lock", "model", "watchdog", "sandbox", "init", "completion"):
+    for name in COMMANDS:
         done = ran(clean / "laoka", name, "--help", cwd=tmp_path)
         assert done.returncode == 0 and "Usage: laoka" in done.stdout, done.stderr
 
