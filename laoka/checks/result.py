@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from laoka.catalog.messages import Language, text
+from laoka.catalog.translations import error_text
 from laoka.checks.finding import SEVERITIES, Finding, Severity, worst
 from laoka.host.report import HostReport
 
@@ -79,7 +80,7 @@ def as_junit(results: Iterable[HostResult], lang: Language, name: str = "laoka c
         )
         if result.error is not None:
             case = ElementTree.SubElement(suite, "testcase", classname=result.host, name="reach the host")
-            ElementTree.SubElement(case, "error", message=result.error)
+            ElementTree.SubElement(case, "error", message=error_text(result.error, lang))
         for finding in result.findings:
             label = f"{finding.id} {finding.subject}" if finding.subject else finding.id
             case = ElementTree.SubElement(suite, "testcase", classname=f"{result.host}.{finding.area}", name=label)
@@ -148,7 +149,7 @@ def as_html(results: Iterable[HostResult], lang: Language, title: str = "laoka c
         hosts.append({
             "name": result.host,
             "verdict": result.verdict,
-            "error": result.error,
+            "error": error_text(result.error, lang) if result.error else None,
             "areas": [
                 (text(f"checks.area.{area}", lang), [finding_table(finding, lang) for finding in findings])
                 for area, findings in by_area(rest)

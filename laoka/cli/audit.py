@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from laoka.catalog.messages import Language, text
+from laoka.catalog.translations import error_text
 from laoka.checks.policy import Accepted, PolicyError, parse_policy
 from laoka.checks.result import as_html, as_junit
 from laoka.cli.check import STYLES
@@ -224,7 +225,7 @@ def command(
     progress = sys.stderr.isatty() and len(targets) > 1
     result = audit(targets, policy=accepted, at_once=parallel, on_done=_progress(len(targets)) if progress else lambda host: None)
     for host in result.could_not_read:
-        click.echo(f"laoka audit: {host.host}: {host.error}", err=True)
+        click.echo(f"laoka audit: {host.host}: {error_text(host.error or '', lang)}", err=True)
     told = document(result, lang, at_unix_s=time.time(), inventory=inventory, lock=lock_path)
     try:
         if since and earlier is not None:

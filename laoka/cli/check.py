@@ -14,6 +14,7 @@ import click
 
 from laoka import checks
 from laoka.catalog.messages import Language, text
+from laoka.catalog.translations import error_text
 from laoka.checks.finding import SEVERITIES, Finding, label
 from laoka.checks.policy import Accepted, PolicyError, apply, parse_policy
 from laoka.checks.result import HostResult, as_html, as_json, as_junit, by_area
@@ -158,7 +159,7 @@ def show(result: HostResult, lang: Language, console: Console, *, everything: bo
         head.append("  " + text("checks.platform.simulated.simulated", lang), style="yellow")
     console.print(head)
     if result.error:
-        console.print(Padding(Text(result.error, style="red"), (0, 0, 0, 2)))
+        console.print(Padding(Text(error_text(result.error, lang), style="red"), (0, 0, 0, 2)))
         return
     for area, findings in by_area(result.findings):
         shown = [f for f in findings if everything or (f.severity not in ("ok", "unknown") or f.case not in ("ok", "unread"))]
@@ -279,7 +280,7 @@ def command(
     )
     for result in results:
         if result.error:
-            click.echo(f"laoka check: {result.error}", err=True)
+            click.echo(f"laoka check: {error_text(result.error, lang)}", err=True)
     if as_json_:
         printed = [as_json(result, lang) for result in results]
         click.echo(json.dumps(printed[0] if len(printed) == 1 else printed, ensure_ascii=False, indent=2))

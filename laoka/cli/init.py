@@ -9,7 +9,7 @@ import click
 
 from laoka.catalog.messages import Language, text
 from laoka.cli.check import ssh_target
-from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINE
+from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINE, in_words
 from laoka.files import write_atomic
 from laoka.fleet.new_inventory import NewHost, inventory_text, names_of, notes_of
 from laoka.host import collect
@@ -38,7 +38,7 @@ def command(lang: Language, targets: tuple[str, ...], output: str, key_file: str
         try:
             found.append(NewHost(target, collect.from_ssh(target)))
         except CouldNotCollect as error:
-            click.echo(f"laoka init: {error}", err=True)
+            click.echo(f"laoka init: {in_words(error)}", err=True)
             failed = True
     if failed:
         click.echo(text("init.not_written", lang), err=True)

@@ -12,8 +12,9 @@ from packaging.version import Version
 from laoka.catalog.engines import Engine, engines
 from laoka.catalog.load import CatalogError
 from laoka.catalog.messages import Language, text
+from laoka.catalog.translations import error_text
 from laoka.cli.inventory import strict_entries
-from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE
+from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE, in_words
 from laoka.fleet.inventory import HostEntry, InventoryUnread
 from laoka.fleet.requests import request_of
 from laoka.stack.checkpoint import CheckpointError
@@ -134,10 +135,10 @@ def command(
         if not dry:
             write_lock(path, lock)
     except (RequestError, CheckpointError, CatalogError, InventoryUnread, SumsError, LockError) as error:
-        click.echo(f"laoka lock: {error}", err=True)
+        click.echo(f"laoka lock: {in_words(error)}", err=True)
         return EXIT_COULD_NOT_RUN
     except OSError as error:
-        click.echo(f"laoka lock: {path}: {error.strerror}", err=True)
+        click.echo(f"laoka lock: {path}: {error_text(error.strerror or '', lang)}", err=True)
         return EXIT_COULD_NOT_RUN
     if as_json:
         told = {

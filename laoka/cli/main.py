@@ -10,6 +10,7 @@ import click
 
 from laoka import __version__
 from laoka.catalog.messages import LANGUAGES, Language, area, language, text
+from laoka.catalog.translations import error_text
 from laoka.cli.click_words import speak, wanted_language
 from laoka.cli.translated import translated
 
@@ -35,6 +36,14 @@ class CommandsOnDemand(click.Group):
             close = get_close_matches(word, COMMANDS, n=1)
             ctx.fail(said("no_command_but", word=word, close=close[0]) if close else said("no_command", word=word))
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError:
+            raise
+        except click.ClickException as error:
+            raise click.ClickException(in_words(error)) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -105,6 +114,11 @@ def spoken() -> Language:
 def said(key: str, **values: object) -> str:
     """A message of catalog/messages/cli.toml in the language of the command that runs."""
     return text(f"cli.{key}", spoken(), **values)
+
+
+def in_words(error: Exception) -> str:
+    """What an error says, in the language of the command that runs."""
+    return error_text(str(error), spoken())
 
 
 def main() -> None:

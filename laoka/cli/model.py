@@ -18,7 +18,7 @@ import click
 from laoka.catalog.engines import Engine, engines
 from laoka.catalog.messages import Language, text
 from laoka.catalog.models import models
-from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE
+from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE, in_words
 from laoka.files import write_atomic
 from laoka.process import run
 from laoka.serving import model_store
@@ -386,7 +386,7 @@ def _use(here: Here, chosen: Revision, yes: bool, dry: bool, restart: bool) -> i
     try:
         done = switch(link, new, previous=here.store / PREVIOUS, unit=UNIT if restart else None, say=_line)
     except SwitchError as error:
-        click.echo(str(error), err=True)
+        click.echo(in_words(error), err=True)
         return EXIT_FINDINGS
     gap_s = done.downtime_s
     downtime = here.say("use_downtime", seconds=gap_s) if gap_s is not None else ""

@@ -14,7 +14,7 @@ import click
 from laoka.catalog.load import CatalogError
 from laoka.catalog.messages import Language, text
 from laoka.cli.inventory import strict_entries
-from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE, said
+from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE, in_words, said
 from laoka.fleet.inventory import InventoryUnread
 from laoka.fleet.requests import request_of
 from laoka.host import collect
@@ -295,7 +295,7 @@ def command(
     except click.ClickException:
         raise
     except (RequestError, CheckpointError, CatalogError, InventoryUnread, CouldNotCollect) as error:
-        click.echo(f"laoka plan: {error}", err=True)
+        click.echo(f"laoka plan: {in_words(error)}", err=True)
         return EXIT_COULD_NOT_RUN
     if as_json:
         tables = {label: outcome_table(outcome, lang) for label, outcome in outcomes.items()}

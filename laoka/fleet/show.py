@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from laoka.catalog.messages import Language, text
+from laoka.catalog.translations import error_text
 from laoka.checks.finding import SEVERITIES, Finding, Severity
 from laoka.checks.result import HostResult, Overview
 from laoka.fleet.audit import COLUMNS, FLEET, Audit, AuditedHost, Change, bad, marks, worst_first
@@ -45,7 +46,7 @@ def headings(lang: Language) -> tuple[str, ...]:
 
 def _row(host: AuditedHost, lang: Language) -> Row:
     if host.error is not None:
-        return Row(host.host, "unknown", tuple(("", None) for _ in COLUMNS), host.error)
+        return Row(host.host, "unknown", tuple(("", None) for _ in COLUMNS), error_text(host.error, lang))
     found = marks(host)
     shown = {name: SIGNS[severity] for name, severity in found.items()}
     seen = host.seen
