@@ -1,56 +1,84 @@
 """pyinfra, killed where a test wants it: what a lost laptop does to a run.
 
-`python -m tests.killed NAME ARGUMENT...` ends with SIGKILL when the operation NAME is about to start; with `NAME#3`, when its third
-command is. Where there is none the run goes to its end.
+`python -m tests.killed NAME#3 ARGUMENT...` ends with SIGKILL when the third command of the operation NAME is about to start.
+
+`python -m tests.killed POINTS.jsonl INSIDE ARGUMENT...` ends so at the first point that the file does not have yet, and adds it.
+Points are the first command of each operation that has one, and of the operation INSIDE every command. Called again and again it
+is killed once at each point that a run comes to; a run that comes to no new one goes to its end. None can be forgotten in a list.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from pyinfra.api.command import FunctionCommand, StringCommand
-from pyinfra.api.state import State
+from pyinfra.api.command import FileUploadCommand, FunctionCommand, PyinfraCommand, StringCommand
 from pyinfra_cli.main import main
 
-wanted, _, number = sys.argv[1].partition("#")
-sys.argv = ["pyinfra", *sys.argv[2:]]
-begun = 0
+from laoka.facts.driver import FOLDER
+
+# (name of the operation with those of its deploys, how many of its commands began, the command) -> whether the run ends here.
+Ends = Callable[[str, int, PyinfraCommand], bool]
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def at_command(where: str) -> Ends:
+    """At a command of an operation: NAME#3."""
+    wanted, _, number = where.rpartition("#")
+    return lambda name, count, _: name == wanted and count == int(number)
 
 
-def names(state: State, op_hash: str) -> set[str]:
-    """Names of an operation, without those of its deploys."""
-    return {name.split(" | ")[-1] for name in state.get_op_meta(op_hash).names}
+def at_new_point(file: Path, inside: str) -> Ends:
+    """At the first point that is not in the file, which has it then."""
+    known = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+    def ends(name: str, count: int, command: PyinfraCommand) -> bool:
+        if count > 1 and name != inside:
+            return False
+        point = json.dumps([name, step_of(command) if name == inside else ""])
+        if point in known:
+            return False
+        with file.open("a", encoding="utf-8") as points:
+            points.write(f"{point}\n")
+        return True
+
+    return ends
 
 
-def trigger_or_die(self: State, method_name: str, *args: Any, **kwargs: Any) -> None:
-    if method_name == "operation_start" and not number and wanted in names(self, args[0]):
-        die()
-    for handler in self.callback_handlers:
-        getattr(handler, method_name)(self, *args, **kwargs)
+def step_of(command: PyinfraCommand) -> str:
+    """What a command is called: the step of a driver change by its verb, a function by its name, others by their text."""
+    if isinstance(command, FunctionCommand):
+        return str(command.function.__name__)
+    step = re.search(rf"sh {re.escape(FOLDER)}/steps\.sh (?:unit \d+ )?(\w+)", str(command))
+    return step[1] if step else str(command)
 
 
-def counted(execute: Callable[..., Any]) -> Callable[..., Any]:
-    def run(self: Any, state: State, host: Any, *args: Any) -> Any:
-        global begun
-        if number and host.executing_op_hash and wanted in names(state, host.executing_op_hash):
-            begun += 1
-            if begun == int(number):
-                die()
-        return execute(self, state, host, *args)
+def counted(execute: Callable[..., Any], begun: Counter[str], ends: Ends) -> Callable[..., Any]:
+    def run(self: PyinfraCommand, state: Any, host: Any, *arguments: Any) -> Any:
+        operation = host.executing_op_hash
+        if operation:
+            begun[operation] += 1
+            (name,) = state.get_op_meta(operation).names
+            if ends(name, begun[operation], self):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return execute(self, state, host, *arguments)
 
     return run
 
 
-State.trigger_callbacks = trigger_or_die  # type: ignore[method-assign,assignment]
-StringCommand.execute = counted(StringCommand.execute)  # type: ignore[method-assign]
-FunctionCommand.execute = counted(FunctionCommand.execute)  # type: ignore[method-assign]
 if __name__ == "__main__":
+    if "#" in sys.argv[1]:
+        chosen, rest = at_command(sys.argv[1]), sys.argv[2:]
+    else:
+        chosen, rest = at_new_point(Path(sys.argv[1]), sys.argv[2]), sys.argv[3:]
+    counts: Counter[str] = Counter()
+    for kind in (StringCommand, FunctionCommand, FileUploadCommand):
+        kind.execute = counted(kind.execute, counts, chosen)  # type: ignore[attr-defined]
+    sys.argv = ["pyinfra", *rest]
     main()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from laoka.sandbox import hosts
 from tests.hosts import Deployed
-from tests.ops.drivers import OLD, SERVE, Pair, busy, deploy, say
+from tests.ops.drivers import OLD, Pair, deploy, serve_metrics
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +21,5 @@ def driver_pair(driver_hosts: Pair, first_runs: tuple[Deployed, Deployed, Deploy
     """Two hosts with the older driver, whose engine (a stand-in that only has metrics) runs."""
     assert first_runs[1].status == 0, first_runs[1].stderr[-2000:]
     for host in driver_hosts:
-        busy(host, 0)
-        hosts.execute(host, "cat > /etc/systemd/system/qwen-serve.service", stdin=SERVE, check=True)
-        say(host, "systemctl daemon-reload && systemctl enable --now qwen-serve 2>&1")
+        serve_metrics(host)
     return driver_hosts

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, Deployed, pyinfra
+from tests.hosts import INVENTORY, ROOT, Deployed, environment, pyinfra, until
 
 OLD, NEW = "580.159.03", "580.173.02"
 KERNEL, NEXT = "6.8.0-124-generic", "6.14.0-33-generic"
@@ -35,11 +39,21 @@ def loaded(host: HostFolder) -> str:
 
 
 def driver_packages(host: HostFolder) -> str:
-    return say(host, "dpkg-query -W '*nvidia*' | grep -v '^[^\t]*\t$'; apt-mark showhold; dpkg -l | grep '^i[^i]'; true")
+    """Installed ones with their versions (not what a removed one left), what is on hold, and what dpkg did not end."""
+    return say(
+        host,
+        "dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\\n' '*nvidia*' | sed -n 's/^installed //p'; "
+        "apt-mark showhold; dpkg -l | grep '^[hi][^i]'; true",
+    )
 
 
 def boot_id(host: HostFolder) -> str:
     return say(host, "cat /proc/sys/kernel/random/boot_id")
+
+
+def until_booted_since(host: HostFolder, before: str) -> None:
+    """Wait until a host that is on its way down, or away, has come back from that boot."""
+    until(lambda: hosts.execute(host, "cat /proc/sys/kernel/random/boot_id").stdout.strip() not in ("", before), 60, "it is back")
 
 
 SERVE = """\
@@ -52,7 +66,69 @@ WantedBy=multi-user.target
 """
 
 
+def serve_metrics(host: HostFolder) -> None:
+    """Have an engine run that has metrics and nothing else."""
+    busy(host, 0)
+    hosts.execute(host, "cat > /etc/systemd/system/qwen-serve.service", stdin=SERVE, check=True)
+    say(host, "systemctl daemon-reload && systemctl enable --now qwen-serve 2>&1")
+
+
 def busy(host: HostFolder, requests: int) -> None:
     """What the engine's metrics say."""
     text = f'vllm:num_requests_running{{model=\\"x\\"}} {requests}.0\\nvllm:num_requests_waiting{{model=\\"x\\"}} 0.0\\n'
     say(host, f'mkdir -p /srv/engine && printf "{text}" > /srv/engine/metrics')
+
+
+def make_bare(host: HostFolder) -> None:
+    """Take everything back that deploys/driver.py did to a host. Kernels stay, and the engine runs."""
+    say(
+        host,
+        "apt-mark unhold $(apt-mark showhold) >/dev/null; systemctl stop qwen-serve; "
+        "systemctl disable --now laoka-power nvidia-persistenced >/dev/null 2>&1; "
+        "apt-get -qq -y purge '*nvidia*' >/dev/null 2>&1; rmmod nvidia; "
+        "rm -rf /etc/apt/preferences.d/00laoka* /etc/apt/apt.conf.d/5?laoka* /etc/apt/laoka.sources.d /etc/modprobe.d/laoka* "
+        "/etc/default/grub.d/zz* /etc/systemd/system/laoka-power.service /var/lib/laoka; "
+        "systemctl daemon-reload; systemctl start qwen-serve",
+    )
+
+
+# ---- runs that are killed
+
+
+Point = tuple[str, str]
+"""Where a run was killed: (operation, step), the step "" where its first command was about to start."""
+
+
+def write_points(file: Path, points: Sequence[Point]) -> None:
+    file.write_text("".join(f"{json.dumps(point)}\n" for point in points))
+
+
+def read_points(file: Path) -> list[Point]:
+    return [(name, step) for name, step in map(json.loads, file.read_text().splitlines())] if file.exists() else []
+
+
+def killed_at(host: HostFolder, *where: str, data: Mapping[str, object]) -> subprocess.CompletedProcess[str]:
+    """Run deploys/driver.py by tests.killed with its words."""
+    argv = [sys.executable, "-m", "tests.killed", *where, "-y", *arguments(host, data=data)]
+    return subprocess.run(argv, cwd=ROOT, env=environment(host.lab), capture_output=True, text=True, timeout=300, check=False)
+
+
+def killed(host: HostFolder, file: Path, data: Mapping[str, object]) -> Point | None:
+    """Such a run, killed at the first point that is not in the file; None: it went to its end, well."""
+    before = read_points(file)
+    done = killed_at(host, str(file), CHANGE, data=data)
+    new = read_points(file)[len(before) :]
+    assert (done.returncode, len(new)) in ((-9, 1), (0, 0)), done.stderr[-2500:]
+    return new[0] if new else None
+
+
+def killed_everywhere(
+    host: HostFolder, file: Path, data: Mapping[str, object], after_each: Callable[[Point], None] = lambda _: None
+) -> list[Point]:
+    """Such runs, each from what the one before left, until one goes to its end. Returns where they were killed, in order."""
+    found: list[Point] = []
+    while (point := killed(host, file, data)) is not None:
+        found.append(point)
+        after_each(point)
+        assert len(found) < 60, found
+    return found

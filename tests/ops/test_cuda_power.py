@@ -12,7 +12,7 @@ import pytest
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
 from tests.hosts import INVENTORY, Deployed, pyinfra, until
-from tests.ops.drivers import Pair, boot_id, say
+from tests.ops.drivers import Pair, boot_id, say, until_booted_since
 
 pytestmark = pytest.mark.ops
 DEPLOY = str(Path(__file__).parent / "deploy_cuda_power.py")
@@ -85,7 +85,7 @@ def test_settings_come_back_with_the_daemon_and_with_a_boot(host: HostFolder) ->
     until(lambda: settings(host) == APPLIED, 60, "the unit ran again")
     before = boot_id(host)
     hosts.execute(host, "systemctl reboot")
-    until(lambda: hosts.execute(host, "cat /proc/sys/kernel/random/boot_id").stdout.strip() not in ("", before), 60, "it is back")
+    until_booted_since(host, before)
     until(lambda: settings(host, f"{FIELDS},ecc.mode.current") == f"{APPLIED}, Disabled", 60, "the unit ran at boot")
 
 

@@ -63,7 +63,7 @@ def deploy(host: HostFolder, kernel: str, *arguments: str) -> Deployed:
 @pytest.fixture(scope="module")
 def version(host: HostFolder, kernel: str) -> str:
     """The version that the role installed and built; the run was killed once that was proven, before the module is loaded."""
-    where = f"{CHANGE.partition(' | ')[2]}#4"  # begin, drain and install are done
+    where = f"{CHANGE}#4"  # begin, drain and install are done
     argv = [sys.executable, "-m", "tests.killed", where, "-y", *words(host, kernel), INVENTORY, DEPLOY]
     done = subprocess.run(
         argv, cwd=ROOT, env=environment(host.lab), capture_output=True, text=True, timeout=BUILD_DEADLINE_S, check=False

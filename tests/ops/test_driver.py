@@ -10,7 +10,6 @@ import http.server
 import json
 import shlex
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -37,7 +38,9 @@ from tests.ops.drivers import (
     busy,
     deploy,
     driver_packages,
+    killed_at,
     loaded,
+    make_bare,
     say,
 )
 
@@ -74,6 +77,7 @@ def test_the_first_run_pins_all_of_it(pair: Pair) -> None:
     assert say(host, "grub-editenv - list") == f"saved_entry={entry}"
     assert "blacklist nouveau" in say(host, "cat /etc/modprobe.d/laoka-nouveau.conf")
     assert '"nvidia"' in say(host, "apt-config dump Unattended-Upgrade::Package-Blacklist")
+    assert not say(host, "dpkg-query -W 'cuda*' 2>/dev/null; true")  # this engine compiles nothing on its host
 
 
 def test_the_second_run_changes_nothing(driver_hosts: Pair, first_runs: tuple[Deployed, Deployed, Deployed]) -> None:
@@ -97,18 +101,77 @@ def test_pins_that_do_not_hold_fail_the_run(pair: Pair) -> None:
         say(host, f"rm {rogue} /etc/apt/apt.conf.d/99rogue")
 
 
-def test_an_upgrade_waits_for_requests_stops_changes_and_starts_again(pair: Pair) -> None:
+BLIND = f"""\
+#!/bin/sh
+# A driver of which this version lists no card.
+grep -q ' {NEW} ' /proc/driver/nvidia/version 2>/dev/null && {{ echo "No devices were found"; exit 6; }}
+exec /usr/bin/nvidia-smi "$@"
+"""
+
+
+def test_a_new_driver_that_lists_no_card_is_taken_back(pair: Pair) -> None:
+    """It is installed, proven and loaded; only then it shows that it does not have the card."""
+    host = pair[0]
+    before = driver_packages(host)
+    hosts.execute(host, "cat > /usr/local/bin/nvidia-smi && chmod +x /usr/local/bin/nvidia-smi", stdin=BLIND, check=True)
+    try:
+        done = deploy(host, "-y")
+    finally:
+        say(host, "rm /usr/local/bin/nvidia-smi")
+    assert (done.status, done.stopped_at) == (1, CHANGE)
+    assert "the driver change failed: nvidia-smi lists no card" in done.stderr, done.stderr[-2000:]
+    assert f"it is back on {OLD}, and runs as before" in done.stderr
+    assert driver_packages(host) == before
+    assert (loaded(host), say(host, "systemctl is-active qwen-serve")) == (OLD, "active")
+
+
+HOLD_LOCK = """\
+import fcntl, time
+lock = open("/var/lib/dpkg/lock-frontend", "a")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def lock_held(host: HostFolder) -> Iterator[subprocess.Popen[str]]:
+    """Somebody's program has apt's lock until it is ended, or to the end of the block."""
+    command = f"exec python3 -c {shlex.quote(HOLD_LOCK)}"
+    # With its terminal the program ends too.
+    child = subprocess.Popen([*hosts.ssh_argv(host), "-tt", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None and child.stdout.readline().strip() == "held"
+        yield child
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def apt_runs(host: HostFolder) -> bool:
+    return "apt-get" in say(host, "cat /proc/[0-9]*/comm 2>/dev/null; true").split()
+
+
+def test_an_upgrade_waits_for_requests_and_for_apts_lock_stops_changes_and_starts_again(pair: Pair) -> None:
+    """Requests end a second after the drain began; then somebody takes apt's lock, and lets it go while the installation waits."""
     host = pair[0]
     busy(host, 1)
-    ended: list[float] = []
+    times: dict[str, float] = {}
 
-    def end_requests() -> None:
+    def now(what: str) -> None:
+        times[what] = float(say(host, "date +%s.%N"))
+
+    def in_its_way() -> None:
         until(lambda: "doing" in say(host, "test -s /var/lib/laoka/driver/stopped && echo doing; true"), 120, "the drain began")
         time.sleep(1)  # a request that takes its time
-        ended.append(float(say(host, "date +%s.%N")))
-        busy(host, 0)
+        with lock_held(host):
+            now("requests ended")
+            busy(host, 0)
+            until(lambda: apt_runs(host), 30, "the installation began")
+            time.sleep(2)  # somebody's own installation
+            now("lock free")
 
-    thread = threading.Thread(target=end_requests)
+    thread = threading.Thread(target=in_its_way)
     thread.start()
     done = deploy(host, "-y")
     thread.join()
@@ -116,7 +179,10 @@ def test_an_upgrade_waits_for_requests_stops_changes_and_starts_again(pair: Pair
     assert f"driver {OLD} -> {NEW}" in done.stderr and "reboot: only if the old module does not let go" in done.stderr
     events = [line.split() for line in say(host, "tail -n 2 /srv/engine.log").splitlines()]
     assert [event for _, event in events] == ["stopped", "started"]
-    assert ended[0] < float(events[0][0]) < float(events[1][0])
+    line = f"sed -n 's/ upgrade nvidia-utils-580-server:.* {OLD}.* {NEW}.*//p' /var/log/dpkg.log | tail -n 1"
+    unpacked = float(say(host, f'date -d "$({line})" +%s'))
+    stopped, started = (float(when) for when, _ in events)
+    assert times["requests ended"] < stopped < times["lock free"] < unpacked + 1 and unpacked < started  # dpkg notes whole seconds
     assert (loaded(host), say(host, "systemctl is-active qwen-serve")) == (NEW, "active")
     # The archive's own signed modules took the place of those of DKMS.
     assert say(host, f"dpkg-query -W -f '${{db:Status-Status}}' linux-modules-nvidia-580-server-{KERNEL}") == "installed"
@@ -125,16 +191,20 @@ def test_an_upgrade_waits_for_requests_stops_changes_and_starts_again(pair: Pair
 def test_the_pins_hold_also_when_the_wanted_names_become_traps(pair: Pair) -> None:
     """An archive in which the packages of this branch are transitional ones for the next."""
     host = pair[0]
+    leftover = "/etc/modprobe.d/passthrough.conf"
+    say(host, f"echo 'options vfio-pci ids=10de:1db6' > {leftover}")
     places = {"sandbox": hosts.PACKAGES_IN_HOST, "trap": f"{hosts.PACKAGES_IN_HOST}/trap"}
     sources = {name: packages.apt_source(place) for name, place in places.items()}
     try:
         done = deploy(host, "-y", data={"apt_sources": json.dumps(sources)})
         assert done.changed(host.name) == ["Base | apt source trap", "Base | apt lists are fresh"]
         assert done.status == 0 and "the pins hold: " in done.stderr
+        told = f"hides them from the driver: {leftover}: options vfio-pci ids=10de:1db6"
+        assert told in done.stderr  # what somebody left is told, and left to them
         bare = "-o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null -o APT::Ignore-Hold=true"
         assert "Inst nvidia-dkms-595-server" in say(host, f"apt-get -s {bare} dist-upgrade")  # without them it springs
     finally:
-        say(host, "rm -f /etc/apt/laoka.sources.d/laoka-trap.list")
+        say(host, f"rm -f /etc/apt/laoka.sources.d/laoka-trap.list {leftover}")
 
 
 @contextmanager
@@ -167,6 +237,9 @@ def test_a_failed_upgrade_goes_back_to_the_packages_kept_on_the_host(pair: Pair)
     """The other way: to the older version, whose DKMS package does not build."""
     host = pair[0]
     before = driver_packages(host)
+    kept = say(host, "for f in /var/lib/laoka/driver/debs/*.deb; do dpkg-deb -W --showformat='${Package}=${Version}\\n' $f; done")
+    ours = say(host, "dpkg-query -W -f '${db:Status-Status} ${Package}=${Version}\\n' '*nvidia*' | sed -n 's/^installed //p'")
+    assert ours and set(ours.split()) <= set(kept.split())
     with builds_fail(host, OLD):
         done = deploy(host, "-y", data={"driver": OLD})
     assert (done.status, done.stopped_at) == (1, CHANGE)
@@ -176,11 +249,17 @@ def test_a_failed_upgrade_goes_back_to_the_packages_kept_on_the_host(pair: Pair)
     assert "back on" in say(host, "tail -n 1 /var/lib/laoka/driver/log")
 
 
-def test_without_permission_nothing_is_changed(pair: Pair) -> None:
+def test_without_yes_and_without_the_inventorys_permission_nothing_is_changed(pair: Pair) -> None:
+    """Somebody who goes on at pyinfra's own question has not permitted a reboot: that takes --yes, or `reboot` in the inventory."""
     host = pair[0]
     before = driver_packages(host), boot_id(host)
-    done = deploy(host, "-y", data={"kernel": NEXT, "reboot": "never"})
+    done = subprocess.run(
+        pyinfra_argv(*arguments(host, data={"kernel": NEXT})), cwd=ROOT, env=environment(host.lab), input="\n",
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert "Press enter to execute" in done.stderr and "--> Beginning operation run" in done.stderr
     assert "the change needs a reboot, and none is allowed" in done.stderr and "nothing was changed" in done.stderr
+    assert done.returncode == 1
     assert (driver_packages(host), boot_id(host)) == before
 
 
@@ -217,8 +296,12 @@ def test_both_come_to_the_new_kernel_one_after_the_other(pair: Pair) -> None:
     assert done.status == 0, done.stderr[-2000:]
     for host in pair:
         assert (say(host, "uname -r"), loaded(host), say(host, "systemctl is-active qwen-serve")) == (NEXT, NEW, "active")
-        # The old kernel stays, held, to go back to.
+        # The old kernel stays, held, to go back to: with its module and in the boot menu; autoremove does not take it either.
         assert {f"linux-image-{KERNEL}", f"linux-image-{NEXT}"} <= set(say(host, "apt-mark showhold").split())
+        assert say(host, f"modinfo -k {KERNEL} -F version nvidia") == NEW
+        assert f"gnulinux-{KERNEL}-advanced-" in say(host, "cat /boot/grub/grub.cfg")
+        gone = say(host, "apt-get -s -o APT::Ignore-Hold=true autoremove")
+        assert not [line for line in gone.splitlines() if line.startswith("Remv") and ("nvidia" in line or KERNEL in line)]
 
 
 def test_a_module_that_is_held_needs_the_reboot_and_without_permission_the_way_back(pair: Pair) -> None:
@@ -237,29 +320,6 @@ def test_a_module_that_is_held_needs_the_reboot_and_without_permission_the_way_b
 
 
 # ---- chaos
-
-
-HOLD_LOCK = """\
-import fcntl, time
-lock = open("/var/lib/dpkg/lock-frontend", "a")
-fcntl.lockf(lock, fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
-@contextmanager
-def lock_held(host: HostFolder) -> Iterator[subprocess.Popen[str]]:
-    """Somebody's program has apt's lock until it is ended, or to the end of the block."""
-    command = f"exec python3 -c {shlex.quote(HOLD_LOCK)}"
-    # With its terminal the program ends too.
-    child = subprocess.Popen([*hosts.ssh_argv(host), "-tt", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None and child.stdout.readline().strip() == "held"
-        yield child
-    finally:
-        child.terminate()
-        child.wait()
 
 
 def test_a_lock_that_is_held_is_waited_for_and_told(pair: Pair) -> None:
@@ -299,11 +359,18 @@ def test_a_full_disk_is_told_before_anything_stops(pair: Pair) -> None:
 
 
 class Mirror(http.server.SimpleHTTPRequestHandler):
-    """The stand-ins over http; while `down` is set, every transfer of a package breaks off in its middle."""
+    """The stand-ins over http; while `down` is set, every transfer of a package breaks off in its middle.
+
+    It is a proxy too: what is asked for by a whole URL comes out of the same folder, and `proxied` has the URL.
+    """
 
     down = threading.Event()
+    proxied: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
+        if self.path.startswith("http://"):
+            self.proxied.append(self.path)
+            self.path = urlsplit(self.path).path
         path = Path(self.translate_path(self.path))
         if not (self.down.is_set() and path.suffix == ".deb"):
             return super().do_GET()
@@ -319,7 +386,7 @@ class Mirror(http.server.SimpleHTTPRequestHandler):
         """Quiet."""
 
 
-def test_a_mirror_that_breaks_off_leaves_all_as_it_was(pair: Pair) -> None:
+def test_a_mirror_that_breaks_off_leaves_all_as_it_was_and_by_a_proxy_the_change_is_made(pair: Pair) -> None:
     host = pair[1]
     folder = packages.folder(host.lab.state)
     server = http.server.ThreadingHTTPServer((host.lab.gateway, 0), partial(Mirror, directory=str(folder)))
@@ -334,22 +401,23 @@ def test_a_mirror_that_breaks_off_leaves_all_as_it_was(pair: Pair) -> None:
         assert "the packages could not all be fetched, so nothing was changed and it goes on serving" in done.stderr
         assert (say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)) == before
         Mirror.down.clear()
+        # The mirror that the inventory names now has a name that only the proxy knows.
+        data["apt_sources"] = json.dumps({"sandbox": "deb [trusted=yes] http://archive.invalid ./"})
+        data["http_proxy"] = f"http://{host.lab.gateway}:{server.server_port}"
         done = deploy(host, "-y", data=data)
         assert (done.status, loaded(host)) == (0, OLD), done.stderr[-2000:]
+        came = [url for url in Mirror.proxied if url.endswith(".deb")]
+        assert came and all(url.startswith("http://archive.invalid/") for url in came)
+        assert any("nvidia-utils-580-server" in url for url in came)
     finally:
         server.shutdown()
-
-
-def killed(host: HostFolder, where: str, data: dict[str, object]) -> int:
-    argv = [sys.executable, "-m", "tests.killed", where, "-y", *arguments(host, data=data)]
-    return subprocess.run(argv, cwd=ROOT, env=environment(host.lab), capture_output=True, timeout=200).returncode
 
 
 def test_a_run_that_is_killed_inside_the_change_is_ended_by_the_next(pair: Pair) -> None:
     """Killed before its second, third, ... command, each run one further than the one before."""
     host = pair[1]
     data: dict[str, object] = {"kernel": NEXT, "driver": NEW}
-    ended = [killed(host, f"Change the driver, one host at a time#{number}", data) for number in range(2, 6)]
+    ended = [killed_at(host, f"{CHANGE}#{number}", data=data).returncode for number in range(2, 6)]
     assert ended == [-9] * 4
     done = deploy(host, "-y", data={"kernel": NEXT})
     assert (done.failed(host.name), loaded(host), say(host, "systemctl is-active qwen-serve")) == ([], NEW, "active")
@@ -359,17 +427,10 @@ def test_a_run_that_is_killed_inside_the_change_is_ended_by_the_next(pair: Pair)
 def test_a_run_killed_between_operations_converges_from_a_bare_state(pair: Pair, first_runs: tuple[Deployed, ...]) -> None:
     """Killed before every second operation that changes something, each run two further than the one before."""
     host = pair[1]
-    names = [name.split(" | ")[-1] for name in first_runs[0].planned(host.name)]
-    say(
-        host,
-        "apt-mark unhold $(apt-mark showhold) >/dev/null; systemctl stop qwen-serve; "
-        "apt-get -qq -y purge '*nvidia*' >/dev/null 2>&1; "
-        "rmmod nvidia; "
-        "rm -rf /etc/apt/preferences.d/00laoka* /etc/apt/apt.conf.d/5?laoka* /etc/apt/laoka.sources.d /etc/modprobe.d/laoka* "
-        "/etc/default/grub.d/zz* /var/lib/laoka; systemctl start qwen-serve",
-    )
-    for name in names[1::2]:
-        assert killed(host, name.replace(KERNEL, NEXT).replace(OLD, NEW), {"kernel": NEXT, "driver": NEW}) == -9, name
+    make_bare(host)
+    for name in first_runs[0].planned(host.name)[1::2]:
+        ended = killed_at(host, f"{name}#1", data={"kernel": NEXT, "driver": NEW})
+        assert ended.returncode == -9, f"{name}\n{ended.stderr[-2500:]}"
     done = deploy(host, "-y", data={"kernel": NEXT})
     assert (done.failed(host.name), loaded(host)) == ([], NEW)
     assert deploy(host, "-y", data={"kernel": NEXT}).changed(host.name) == []
