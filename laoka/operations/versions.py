@@ -5,10 +5,14 @@ from __future__ import annotations
 import shlex
 
 from pyinfra.api.operation import operation
-from pyinfra.context import host
+from pyinfra.context import host, state
 from pyinfra.facts.files import Directory, Link
 
+from laoka.facts.system import StampText
 from laoka.operations.steps import Commands, locked
+
+TOLD = "/run/laoka/switch"
+"""What the last switch said at its end."""
 
 
 @operation()
@@ -39,5 +43,9 @@ def switch_served(link: str, target: str, python: str, unit: str, previous: str 
     if found and found["link_target"] == target:
         host.noop(f"{link} points to {target}")
         return
-    words = [python, "-m", "laoka.serving.switch", "--link", link, "--target", target, "--unit", unit]
+    words = [python, "-m", "laoka.serving.switch", "--link", link, "--target", target, "--unit", unit, "--told", TOLD]
     yield locked(" ".join(shlex.quote(word) for word in [*words, *(["--previous", previous] if previous else [])]))
+    # For how long nobody got an answer: pyinfra shows nothing of what a command says that succeeds.
+    told = host.get_fact(StampText, path=TOLD) if state.is_executing else ""
+    if told:
+        host.log(told)

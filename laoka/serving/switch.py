@@ -315,12 +315,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", required=True)
     parser.add_argument("--previous", type=Path, help="a link that gets the old target")
     parser.add_argument("--unit", default=UNIT)
+    parser.add_argument("--told", type=Path, help="a file that gets the last line of what was said; empty when there is none")
     options = parser.parse_args(argv)
+    said = [""]
+
+    def say(line: str) -> None:
+        said.append(line)
+        print(line, file=sys.stderr, flush=True)
+
     try:
-        done = switch(
-            options.link, options.target, previous=options.previous, unit=options.unit,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
-        )  # fmt: skip
+        done = switch(options.link, options.target, previous=options.previous, unit=options.unit, say=say)
+        if options.told is not None:
+            write_atomic(options.told, f"{said[-1]}\n")
     except (SwitchError, OSError) as error:
         print(f"switch: {error}", file=sys.stderr)
         return 1

