@@ -2,7 +2,7 @@
 
 from pyinfra.context import host
 
-from roles.base.deploy import base
+from roles.base.deploy import base, unlock_host
 from roles.cuda.deploy import cuda
 from roles.driver.deploy import driver
 from roles.firmware.deploy import firmware
@@ -19,3 +19,4 @@ kernel()
 driver()
 cuda()
 power()
+unlock_host()

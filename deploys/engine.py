@@ -3,7 +3,7 @@
 from pyinfra.context import host
 
 from roles.agent.deploy import agent
-from roles.base.deploy import base
+from roles.base.deploy import base, unlock_host
 from roles.dflash2.deploy import dflash2
 from roles.engine.deploy import engine, engine_gate
 from roles.firmware.deploy import firmware
@@ -17,3 +17,4 @@ base()
 agent()
 engine()
 dflash2()
+unlock_host()

@@ -3,7 +3,7 @@
 from pyinfra.context import host
 
 from roles.agent.deploy import agent
-from roles.base.deploy import base
+from roles.base.deploy import base, unlock_host
 from roles.cuda.deploy import cuda
 from roles.dflash2.deploy import dflash2
 from roles.driver.deploy import driver
@@ -38,3 +38,4 @@ gateway()
 firewall()
 watchdog()
 monitoring()
+unlock_host()

@@ -3,7 +3,7 @@
 from pyinfra.context import host
 
 from roles.agent.deploy import agent
-from roles.base.deploy import base
+from roles.base.deploy import base, unlock_host
 from roles.firmware.deploy import firmware
 from roles.model.deploy import model
 from roles.registry import ALL_SETTINGS
@@ -14,3 +14,4 @@ firmware()
 base()
 agent()
 model()
+unlock_host()

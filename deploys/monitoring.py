@@ -2,6 +2,7 @@
 
 from pyinfra.context import host
 
+from roles.base.deploy import lock_host, unlock_host
 from roles.firmware.deploy import firmware
 from roles.monitoring.deploy import monitoring
 from roles.registry import ALL_SETTINGS
@@ -9,4 +10,6 @@ from roles.settings import check_host
 
 check_host(host, ALL_SETTINGS)
 firmware()
+lock_host()
 monitoring()
+unlock_host()

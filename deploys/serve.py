@@ -7,7 +7,7 @@ what ran before, and stops the rollout. What did not change is not restarted; a 
 from pyinfra.context import host
 
 from roles.agent.deploy import agent
-from roles.base.deploy import base
+from roles.base.deploy import base, unlock_host
 from roles.dflash2.deploy import dflash2
 from roles.firewall.deploy import firewall
 from roles.firmware.deploy import firmware
@@ -24,3 +24,4 @@ dflash2()
 serve()
 gateway()
 firewall()
+unlock_host()

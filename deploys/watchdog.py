@@ -3,7 +3,7 @@
 from pyinfra.context import host
 
 from roles.agent.deploy import agent
-from roles.base.deploy import base
+from roles.base.deploy import base, unlock_host
 from roles.firmware.deploy import firmware
 from roles.registry import ALL_SETTINGS
 from roles.settings import check_host
@@ -14,3 +14,4 @@ firmware()
 base()
 agent()
 watchdog()
+unlock_host()

@@ -35,6 +35,13 @@ class PlanSettings(RoleSettings):
     """Where driver packages come from, such as ubuntu-server or nvidia-debian; None takes the first that fits the release."""
 
 
+def lock_path(host: Host) -> Path | None:
+    """The lock file that a host is set up by; None when it is set up without one. Errors: InventoryError."""
+    named = PlanSettings.of(host).lock_file
+    path = Path(named).expanduser() if named else Path(NAME)
+    return path if locked_stack(host) else None
+
+
 def locked_stack(host: Host) -> Mapping[str, Any]:
     """What the lock file fixes for a host; empty when there is no lock file. Errors: InventoryError."""
     named = PlanSettings.of(host).lock_file

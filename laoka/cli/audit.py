@@ -17,7 +17,7 @@ from laoka.catalog.messages import Language, text
 from laoka.catalog.translations import error_text
 from laoka.checks.policy import Accepted, PolicyError, parse_policy
 from laoka.checks.result import as_html, as_junit
-from laoka.cli.check import STYLES
+from laoka.cli.check import LOCAL, STYLES, ssh_target
 from laoka.cli.inventory import entries_of
 from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE, said
 from laoka.files import write_atomic
@@ -41,6 +41,7 @@ from laoka.fleet.show import (
     change_lines,
     grouped,
     headings,
+    history_lines,
     markdown,
     overview,
     rows,
@@ -50,6 +51,7 @@ from laoka.fleet.targets import target_of
 from laoka.host import collect
 from laoka.host.collect import CouldNotCollect
 from laoka.host.report import HostReport
+from laoka.host.unread import Unread
 from laoka.stack.lock import NAME, Lock, LockError, read_lock
 
 HOST_WIDTH = 18
@@ -156,6 +158,27 @@ def show(result: Audit, lang: Language) -> None:
         console.print(Text(text("audit.simulated", lang), style="yellow"))
 
 
+def history(host: str, inventory: str | None, lang: Language, as_json: bool) -> int:
+    """Print who deployed what on one host. Errors: click.ClickException."""
+    try:
+        if inventory:
+            entry = next((entry for entry in entries_of(inventory) if entry.name == host), None)
+            if entry is None:
+                raise click.BadParameter(said("history_none", host=host, inventory=inventory))
+            report = target_of(entry).read()
+        else:
+            report = collect.from_this_machine() if host == LOCAL else collect.from_ssh(ssh_target(host, None, None))
+    except (InventoryUnread, CouldNotCollect) as error:
+        raise click.ClickException(str(error)) from None
+    deploys = () if isinstance(report.deployed, Unread) else report.deployed.deploys
+    if as_json:
+        click.echo(json.dumps([vars(deploy) for deploy in deploys], ensure_ascii=False, indent=2))
+    else:
+        for line in history_lines(deploys, lang) or (text("audit.no_history", lang, host=host),):
+            click.echo(line)
+    return EXIT_FINE
+
+
 def tell_changes(old: Mapping[str, Any], new: Mapping[str, Any], since: str, lang: Language, as_json: bool) -> None:
     """Print what changed: nothing on stdout when nothing did, so that cron stays silent. Errors: NotAnAudit."""
     found = changes(old, new)
@@ -180,6 +203,7 @@ def tell_changes(old: Mapping[str, Any], new: Mapping[str, Any], since: str, lan
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Write an HTML page too.")
 @click.option("--since", metavar="FILE", help="Print only what changed since this file of --save; nothing when nothing did.")
 @click.option("--save", metavar="FILE", help="Keep this audit for the next --since.")
+@click.option("--history", "history_of", metavar="HOST", help="Who deployed what on this host, and end.")
 @click.option("--parallel", type=click.IntRange(1, 500), default=HOSTS_AT_ONCE, show_default=True, help="Hosts read at once.")
 @click.option("--deadline", type=click.FloatRange(min=1), metavar="SECONDS", help="Longest that one host may take [24].")
 @click.pass_obj
@@ -196,6 +220,7 @@ def command(
     html: str | None,
     since: str | None,
     save: str | None,
+    history_of: str | None,
     parallel: int,
     deadline: float | None,
 ) -> int:
@@ -205,9 +230,12 @@ def command(
     laoka audit inventories/lab.py
     laoka audit inventories/lab.py --since last.json --save last.json   # cron: only the difference
     laoka audit inventories/lab.py --html audit.html --junit audit.xml
+    laoka audit inventories/lab.py --history gpu1
 
     Exit status: 0 as it should be, 1 findings or drift, 2 a host gave no answer or the audit could not run.
     """
+    if history_of:
+        return history(history_of, inventory, lang, as_json)
     if not inventory:
         raise click.UsageError(said("name_inventory"))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from laoka.host.deploy_lock import Owner, read_lock, read_owner, stale
 from laoka.host.sections import Sections
 from laoka.host.unread import Maybe, Unread
 
@@ -100,7 +102,10 @@ class AlertTest:
 
 @dataclass(frozen=True)
 class DeployLine:
-    """One deploy as the host's ledger has it. `outcome` "done", "interrupted", or "running" for the one that holds the lock."""
+    """One deploy as the host's ledger has it.
+
+    `outcome` "done"; "interrupted": its connection ended before it gave the lock back; "running": it holds the lock.
+    """
 
     run: str
     who: str
@@ -145,10 +150,13 @@ def read_deployed(sections: Sections) -> Maybe[Deployed]:
     files: dict[str, list[str]] = {}
     links: dict[str, str] = {}
     hashes: dict[str, str] = {}
+    owner = None
     for line in output.splitlines():
         if line.startswith("@link "):
             name, _, target = line.removeprefix("@link ").partition(" ")
             links[name] = target
+        elif line.startswith("@owner "):
+            owner = read_owner(line.removeprefix("@owner "))
         elif line.startswith("@hash "):
             digest, _, name = line.removeprefix("@hash ").partition("  ")
             hashes[name] = digest
@@ -167,7 +175,7 @@ def read_deployed(sections: Sections) -> Maybe[Deployed]:
         serving=_json(files, "/run/qwen-serve/state.json"),
         watchdog=_watchdog(_json(files, WATCHDOG_STATE)),
         alert_test=_alert_test(_json(files, ALERT_TEST)),
-        deploys=tuple(_deploys(files)),
+        deploys=tuple(_deploys(files, owner)),
     )
 
 
@@ -276,15 +284,17 @@ def _alert_test(raw: Maybe[Mapping[str, Any] | None]) -> Maybe[AlertTest | None]
         return Unread(f"{ALERT_TEST} is of another form ({type(error).__name__})")
 
 
-def _deploys(files: Mapping[str, list[str]]) -> Iterable[DeployLine]:
+def _deploys(files: Mapping[str, list[str]], owner: Owner | None) -> Iterable[DeployLine]:
     for line in files.get(f"{DEPLOYS}/ledger", []):
         found = read_deploy(line)
         if found is not None:
             yield found
-    # The lock's first line has the form of a ledger's; its second one says by which process it is held.
-    held = read_deploy(files.get(f"{DEPLOYS}/lock", [""])[0])
+    lines = files.get(f"{DEPLOYS}/lock", [""])
+    held = read_deploy(lines[0])
     if held is not None:
-        yield held
+        lock = read_lock(lines)
+        lives = lock is not None and owner is not None and stale(lock, owner) is None
+        yield dataclasses.replace(held, outcome="running" if lives else "interrupted")
 
 
 def read_deploy(line: str) -> DeployLine | None:

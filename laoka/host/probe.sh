@@ -302,6 +302,8 @@ main() {
                 /var/lib/laoka/speculative.json /etc/qwen-serve/vllm.yaml /etc/qwen-serve/*/vllm.yaml /run/qwen-serve/state.json \
                 /run/laoka/watchdog.json /var/lib/laoka/watchdog/alert-test.json $s/*.config $d/lock
             test -e $d/ledger && tail -n 20 $d/ledger | sed "s|^|$d/ledger:|"
+            test -s $d/lock && { read -r line; read -r boot pid rest; } <$d/lock && read -r boot </proc/sys/kernel/random/boot_id &&
+                echo "@owner $boot $(date +%s) $(sed "s/.*) //" /proc/$pid/stat | cut -d " " -f 20)"
             set -- $(sed -s 1d $s/*.config | sort -u)
             for p in /opt/laoka/agent/current /opt/laoka/engines/current /srv/laoka/models/current /srv/laoka/models/drafter "$@"; do
                 test -L "$p" && echo "@link $p $(readlink -f "$p")"; done

@@ -19,6 +19,7 @@ from laoka.facts.report import Report
 from laoka.host.unread import Unread
 from laoka.operations import driver_commands as commands
 from laoka.operations.apt import wait_for_apt
+from laoka.operations.deploy_lock import after_reboot, announce_reboot
 from laoka.operations.refusal import refusal
 from laoka.operations.rollout import failed_before
 from laoka.stack.driver_change import (
@@ -41,6 +42,7 @@ from laoka.stack.message import Message, message
 Steps = Generator[str | PyinfraCommand, None, None]
 APT_DEADLINE_S = 3600
 START_DEADLINE_S = 1800
+UNITS_UP_S = 180
 # Room beyond what apt asks for: DKMS builds in /var/lib/dkms, and an initramfs is made anew.
 MARGIN_BYTES, BUILD_BYTES = 300 * 10**6, 1200 * 10**6
 
@@ -300,12 +302,19 @@ def _activate(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | Non
 
 def _reboot(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | None]:
     _step("doing_reboot", wish.lang, deadline_s=wish.reboot_deadline_s)
-    boot = host.get_fact(BootId)
-    yield "( sleep 1; systemctl reboot ) </dev/null >/dev/null 2>&1 &"
-    yield FunctionCommand(wait_for_return, (boot, wish.reboot_deadline_s, wish.lang), {})
-    # Units of the boot have come up, or failed, before anything is judged.
-    yield "timeout 180 systemctl is-system-running --wait >/dev/null 2>&1; true"
+    yield from reboot(wish.reboot_deadline_s, wish.lang)
     return None
+
+
+def reboot(deadline_s: int, lang: Language) -> Steps:
+    """Boot the host anew, and go on when its units have come up; the deploy's lock stays this run's own meanwhile."""
+    boot = host.get_fact(BootId)
+    yield announce_reboot(deadline_s + UNITS_UP_S, lang)
+    yield "( sleep 1; systemctl reboot ) </dev/null >/dev/null 2>&1 &"
+    yield FunctionCommand(wait_for_return, (boot, deadline_s, lang), {})
+    yield after_reboot(lang)
+    # Units of the boot have come up, or failed, before anything is judged.
+    yield f"timeout {UNITS_UP_S} systemctl is-system-running --wait >/dev/null 2>&1; true"
 
 
 def wait_for_return(state: State, host: Host, boot: str, deadline_s: int, lang: Language) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -10,7 +12,12 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
+from laoka import __version__
+from laoka.catalog.messages import language
+from laoka.operations import wheel
+from laoka.operations.deploy_lock import give_back_deploy_lock, take_deploy_lock
 from laoka.operations.steps import apt_update_when_stale, index_debs
+from roles.plan import lock_path
 from roles.settings import InventoryError, RoleSettings
 
 
@@ -52,6 +59,10 @@ class BaseSettings(RoleSettings):
     """Keyrings on your machine for signed-by: {"x.gpg": "keys/x.gpg"} is /usr/share/keyrings/laoka-x.gpg on the host."""
     deb_folders: tuple[str, ...] = ()
     """Folders on the host with .debs (a USB disk, a share); laoka makes the index that apt needs, beside them."""
+    deploy_wait_s: int = 0
+    """How long a deploy waits for another one that is under way on the same host, in seconds; 0: the host is refused at once."""
+    deploy_take_over: bool = False
+    """True takes a host whoever is deploying there: for a run whose machine is gone while the host still keeps its connection."""
     apt_sources_only: bool = False
     """True: apt on the host asks apt_sources and deb_folders and nothing else: a site without internet, or with a full mirror."""
 
@@ -84,9 +95,38 @@ def apt_settings(settings: BaseSettings) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _this_deploy() -> dict[str, str]:
+    """What the lock and the ledger say of this run on this host."""
+    words = [word for word in sys.argv[1:] if word.endswith(".py")]
+    path = lock_path(host)
+    return {
+        "what": " ".join(words[1:]) or "?",
+        "inventory": words[0] if words else "?",
+        "lock": f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" if path else "none",
+        "laoka": f"{__version__}-{wheel.source_hash()}",
+    }
+
+
+@deploy("Deploy lock")
+def lock_host() -> None:
+    """Have the host to this run alone; at the head of every deploy, after the gates and before the first change."""
+    settings = BaseSettings.of(host)
+    take_deploy_lock(
+        name="No other deploy is under way here", what=_this_deploy(), wait_s=settings.deploy_wait_s,
+        take_over=settings.deploy_take_over, lang=language(settings.lang),
+    )  # fmt: skip
+
+
+@deploy("Deploy lock")
+def unlock_host() -> None:
+    """Give the host back and write down what this run changed; the last line of every deploy."""
+    give_back_deploy_lock(name="The deploy is over", what=_this_deploy(), lang=language(BaseSettings.of(host).lang))
+
+
 @deploy("Base")
 def base() -> None:
-    """Settle apt: wait for the lock, the proxy, sources and keyrings; refresh its lists when they are stale."""
+    """Take the deploy's lock; settle apt: its lock, the proxy, sources and keyrings; refresh its lists when they are stale."""
+    lock_host()
     settings = BaseSettings.of(host)
     files.put(
         name="apt waits for its lock, knows the proxy and where packages come from",

@@ -2,7 +2,7 @@
 
 from pyinfra.context import host
 
-from roles.base.deploy import base
+from roles.base.deploy import base, unlock_host
 from roles.cuda.deploy import cuda
 from roles.power.deploy import power, power_gate
 from roles.registry import ALL_SETTINGS
@@ -13,3 +13,4 @@ power_gate()
 base()
 cuda()
 power()
+unlock_host()

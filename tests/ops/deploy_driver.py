@@ -2,7 +2,7 @@
 
 from pyinfra.context import host
 
-from roles.base.deploy import base
+from roles.base.deploy import base, unlock_host
 from roles.driver.deploy import driver
 from roles.kernel.deploy import kernel
 from roles.registry import ALL_SETTINGS
@@ -12,3 +12,4 @@ check_host(host, ALL_SETTINGS)
 base()
 kernel()
 driver()
+unlock_host()

@@ -33,6 +33,12 @@ def titles(lab: Lab) -> list[str]:
     return [alert["content"]["title"] for alert in endpoint.read_alerts(lab.alerts)]  # type: ignore[index,call-overload]
 
 
+def ledger(host: HostFolder) -> list[tuple[str, str]]:
+    """(deploy, how it ended) of each line of the host's ledger; nobody holds its lock."""
+    done = hosts.execute(host, "cd /var/lib/laoka/deploys && test ! -e lock && cat ledger", check=True)
+    return [(line["what"], line["outcome"]) for line in map(json.loads, done.stdout.splitlines())]
+
+
 def test_a_host_without_room_for_bar1_is_refused_and_nothing_on_it_changed(
     pair: tuple[HostFolder, HostFolder], untouched: str, runs: tuple[Deployed, Deployed]
 ) -> None:
@@ -48,6 +54,7 @@ def test_the_other_host_went_all_the_way(pair: tuple[HostFolder, HostFolder], ru
     assert runs[1].failed("v100-1") == []
     answer = ask(pair[0])
     assert answer["kind"] == "healthy" and answer["completion_tokens"] > 0
+    assert ledger(pair[0]) == [(FULL, "done")]
 
 
 def test_the_dry_run_predicted_it(runs: tuple[Deployed, Deployed]) -> None:
@@ -60,6 +67,7 @@ def test_the_second_run_changes_nothing(pair: tuple[HostFolder, HostFolder], run
     second = pyinfra(pair[0].lab, "-y", "--limit", "v100-1", INVENTORY, FULL)
     assert (second.status, second.changed("v100-1"), second.failed("v100-1")) == (0, [], [])
     assert picture(pair[0]) == before
+    assert ledger(pair[0]) == [(FULL, "done")]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +158,7 @@ def test_a_killed_run_goes_on_where_it_stopped(pair: tuple[HostFolder, HostFolde
     assert not hosts.execute(host, f"cat {folder}/laoka-complete").ok
     again = pyinfra(host.lab, "-y", "--limit", "v100-2", INVENTORY, FULL)
     assert (again.status, again.failed("v100-2")) == (0, [])
+    assert "the last deploy here did not end" in again.stderr and ledger(host) == [(FULL, "interrupted"), (FULL, "done")]
     assert healthy(host)
     assert pyinfra(host.lab, "-y", "--limit", "v100-2", INVENTORY, FULL).changed("v100-2") == []
 

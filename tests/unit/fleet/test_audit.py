@@ -114,6 +114,7 @@ def test_the_lock_decides_and_must_have_the_host(fleet: Path) -> None:
         (("lab.py", "--limit", "zz*"), "has no such host or group"),
         (("lab.py", "--since", "lab.py"), "not JSON"),
         ((), "name an INVENTORY"),
+        (("lab.py", "--history", "zz"), "has no such host"),
     ],
 )
 def test_bad_input_is_one_line(fleet: Path, words: tuple[str, ...], said: str) -> None:

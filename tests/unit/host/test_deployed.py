@@ -52,9 +52,21 @@ def test_a_host_without_laoka_says_so() -> None:
 
 
 def test_a_lock_that_is_held_is_the_last_deploy() -> None:
-    held = json.dumps(deployed_host.deploy(who="bob@lap", outcome="running", ended_unix_s=None)) + "\nboot 12 34"
-    found = read(deployed_host.section({"/var/lib/laoka/deploys/lock": held}))
-    assert [(line.who, line.outcome) for line in found.deploys] == [("ann@desk", "done"), ("bob@lap", "running")]
+    held = json.dumps(deployed_host.deploy(who="bob@lap", outcome="running", ended_unix_s=None)) + "\nboot-1 12 34 r2 1700000000"
+    text = deployed_host.section({"/var/lib/laoka/deploys/lock": held})
+
+    def told(owner: str) -> list[tuple[str, str]]:
+        return [(line.who, line.outcome) for line in read(f"{text}{owner}").deploys]
+
+    assert told("\n@owner boot-1 1700000009 34") == [("ann@desk", "done"), ("bob@lap", "running")]
+    for owner in (
+        "",
+        "\n@owner boot-1 1700000009 ",
+        "\n@owner boot-1 1700000009 35",
+        "\n@owner boot-2 1700000009 34",
+        "\n@owner x",
+    ):
+        assert told(owner) == [("ann@desk", "done"), ("bob@lap", "interrupted")], owner
 
 
 @settings(max_examples=200, deadline=None)
