@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +34,7 @@ from laoka.serving.bench.figures import Goodput
 from laoka.serving.bench.host_side import UNIT, CardWatch, HostError, HostSide, told
 from laoka.serving.bench.provenance import provenance
 from laoka.serving.bench.recipe import Recipe, RecipeError
-from laoka.serving.bench.run import Cell, measure, result_of
+from laoka.serving.bench.run import Cell, measure, result_of, server_tpot_ms
 from laoka.stack.checkpoint import CheckpointError
 from laoka.stack.from_report import facts_of
 from laoka.stack.lock import NAME as LOCK_NAME
@@ -144,9 +146,11 @@ def read_key(path: str | None) -> str:
     """A key out of a file, never off the command line; the last word of its first line, so a file of `NAME KEY` will do."""
     if path is None:
         return ""
-    words = Path(path).read_text(encoding="utf-8").split("\n")[0].split()
+    words = Path(path).read_text(encoding="utf-8-sig", errors="replace").split("\n")[0].split()
     if not words:
         raise click.BadParameter(said("key_empty", word=path))
+    if not words[-1].isascii() or not words[-1].isprintable():
+        raise click.BadParameter(said("key_not_text", word=path))
     return words[-1]
 
 
@@ -224,22 +228,55 @@ def run_command(
         repeats=repeats, prefix_cache=prefix_cache,
     ).check()  # fmt: skip
     wanted = whole_numbers("--limits", limits) if limits else ()
+    met = parse_goodput(goodput)
+    if as_baseline and (wanted or met):
+        raise click.UsageError(said("baseline_alone"))
+    check_output(output)
     here = place_of(**place)
     lock = Path(lock_file).read_bytes() if Path(lock_file).is_file() else None
     if as_baseline:
         return run_baseline(here, recipe, own, lock, output, as_json=as_json, lang=lang, dry=dry, yes=yes, model=checkpoint)
     changes = [{"max-model-len": limit} for limit in wanted]
-    if changes and not agreed(here, changes, lang, dry=dry, yes=yes):
+    if changes and not agreed(here, changes, replace(recipe, server_limits=wanted), lang, dry=dry, yes=yes):
         return EXIT_FINE
-    result = asyncio.run(_run(here, recipe, changes, parse_goodput(goodput), lock))
+    result = asyncio.run(_run(here, recipe, changes, met, lock))
     deliver(result, output, as_json=as_json, lang=lang)
     return EXIT_FINDINGS if spoiled(result) else EXIT_FINE
 
 
-def agreed(here: Place, changes: Sequence[dict[str, Any]], lang: Language, *, dry: bool, yes: bool) -> bool:
-    """Whether the restarts may be done: asks, unless --yes; with --dry only tells. Errors: click.UsageError without a host."""
+def check_output(output: str | None) -> None:
+    """That what is measured can be written when it is there. Errors: click.BadParameter."""
+    folder = Path(output or ".").parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise click.BadParameter(said("output", folder=folder))
+
+
+def ask_first(here: Place, recipe: Recipe) -> None:
+    """Before anything is restarted: the URL answers, with this key and model, and the recipe fits; else nothing is touched.
+
+    Errors: BenchError, RecipeError.
+    """
+    recipe.check()
+
+    async def ask() -> int | None:
+        async with here.client() as client:
+            facts = await client.facts()
+            await client.learn_tokens()
+        return facts.max_model_len
+
+    served = asyncio.run(ask())
+    if served is not None and not recipe.server_limits:
+        replace(recipe, server_limits=(served,)).check()
+
+
+def agreed(here: Place, changes: Sequence[dict[str, Any]], recipe: Recipe, lang: Language, *, dry: bool, yes: bool) -> bool:
+    """Whether the restarts may be done: asks, unless --yes; with --dry only tells.
+
+    Errors: click.UsageError without a host; those of ask_first.
+    """
     if here.host is None:
         raise click.UsageError(said("name_host"))
+    ask_first(here, recipe)
     if dry:
         for change in changes:
             words = text("bench.restart_dry", lang, unit=UNIT, host=here.host.name, changes=told(change))
@@ -258,9 +295,6 @@ async def _run(
     watch = CardWatch(here.host) if here.host else None
     facts: ServerFacts | None = None
     flags = here.host.flags() if here.host else None
-    if changes:
-        async with here.client() as client:
-            await client.facts()  # a wrong key or model is told before anything is restarted
     with watch or contextlib.nullcontext(), changing(here) as change:
         for flags_now in changes or [{}]:
             await asyncio.to_thread(change, flags_now)
@@ -312,6 +346,8 @@ def parse_goodput(words: str | None) -> Goodput | None:
             if name not in ("ttft", "tpot", "e2el"):
                 raise ValueError
             found[f"{name}_ms"] = float(limit)
+            if not 0 < found[f"{name}_ms"] < math.inf:
+                raise ValueError
         except ValueError:
             raise click.BadParameter(said("goodput", word=word)) from None
     return Goodput(**found)
@@ -371,7 +407,10 @@ def show(result: dict[str, Any], out: Console, lang: Language) -> None:
             ttft = tables.with_spread(cell, "mean_ttft_ms")
             out.print(text("bench.prefill_line", lang, **values, ttft=ttft, tokens=recipe["prefill_tokens"]))
         elif cell["kind"] == "decode":
-            out.print(text("bench.decode_line", lang, **values, tokens=recipe["decode_tokens"]))
+            key = "decode_line" if "decode_tok_s" in cell["spread"] else "decode_unmeasured"
+            out.print(text(f"bench.{key}", lang, **values, tokens=recipe["decode_tokens"]))
+            if tpot_ms := server_tpot_ms(cell["server"], cell["repeats"]):
+                out.print(text("bench.decode_server", lang, cell=cell["label"], speed=tables.number(1000 / tpot_ms)), style="dim")
     _show_server(result, out, lang)
     for card in source["cards_during"]:
         out.print(escape(text("bench.card_line", lang, card=card["address"], name=card["name"], clock=_span(card["sm_clock_mhz"]),
@@ -409,7 +448,7 @@ def load_result(path: str) -> dict[str, Any]:
     """A result out of a file. Errors: NotComparable when it is none."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise NotComparable(f"{path}: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
     if not isinstance(found, dict) or "laoka_bench" not in found:
         raise NotComparable(f"{path}: it is not a result of laoka bench (-o writes one)")
@@ -476,9 +515,11 @@ def ramp_command(
 
     Tells the knee, where the queue and the preemptions begin, and a number of seats (max-num-seqs) for `laoka plan --ramp FILE`.
     """
+    met = parse_goodput(goodput)
+    check_output(output)
     here = place_of(**place)
     wanted = Recipe(requests_per_stream=requests_per_stream)
-    steps, knee, source, recipe = asyncio.run(_ramp(here, wanted, most, parse_goodput(goodput)))
+    steps, knee, source, recipe = asyncio.run(_ramp(here, wanted, most, met))
     result = ramp.ramp_table(steps, knee, recipe, source)
     document = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
     if output:
@@ -553,7 +594,7 @@ def run_baseline(
     if here.host is None:
         raise click.UsageError(said("name_host"))
     variants = baseline.variants_of(here.host.flags(), parse_variants(own))
-    if not agreed(here, [{baseline.FLAG: config} for config in variants.values()], lang, dry=dry, yes=yes):
+    if not agreed(here, [{baseline.FLAG: config} for config in variants.values()], recipe, lang, dry=dry, yes=yes):
         return EXIT_FINE
 
     async def once() -> dict[str, Any]:
@@ -611,9 +652,11 @@ def beside_of(here: Place, results: Mapping[str, Mapping[str, Any]], model: str 
             row["ceiling_tok_s"] = ceiling
             if near is not None:
                 row["published_tok_s"], row["published_by"] = near[1], f"{near[0].id}, {near[0].source}"
-            if result["provenance"]["simulated"]:
+            if measured is None:
+                row["why_none"] = "bench.baseline_unmeasured"
+            elif result["provenance"]["simulated"]:
                 row["why_none"] = "bench.baseline_simulated"
-            elif measured is not None:
+            else:
                 row["verdict"] = baseline.verdict(measured, row["published_tok_s"], ceiling)
         rows.append(row)
     return rows
@@ -663,8 +706,7 @@ def show_baseline(
                 percent, tokens = f"{100 * server['spec_decode_acceptance']:.0f}", f"{server['spec_decode_tokens_per_round']:.2f}"
                 out.print(f"{escape(name)}: {text('bench.acceptance', lang, percent=percent, tokens=tokens)}")
     for row in beside:
-        figures = {key: "-" if row[f"{key}_tok_s"] is None else tables.number(row[f"{key}_tok_s"])
-                   for key in ("decode", "ceiling", "published")}  # fmt: skip
+        figures = {key: tables.number(row[f"{key}_tok_s"]) for key in ("decode", "ceiling", "published")}
         out.print(escape(text("bench.baseline_beside", lang, variant=row["variant"], **figures, source=row["published_by"] or "-")))
         if key := row["why_none"] or (row["verdict"] and f"bench.{row['verdict']}"):
             out.print(f"  {escape(text(key, lang))}")

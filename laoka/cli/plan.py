@@ -97,10 +97,10 @@ def requests_from(
 
 def streams_of(ramp: str) -> int:
     """The requests at once that a ramp suggests. Errors: RequestError for a file that is none."""
-    from laoka.serving.bench.ramp import suggestion_of  # brings the HTTP client along, which a plan does not need
+    from laoka.serving.bench.ramp import suggestion_in  # brings the HTTP client along, which a plan does not need
 
     try:
-        return suggestion_of(json.loads(Path(ramp).read_text(encoding="utf-8")))
+        return suggestion_in(Path(ramp).read_bytes())
     except (OSError, ValueError) as error:
         raise RequestError(f"--ramp {ramp}: {getattr(error, 'strerror', None) or error}") from None
 

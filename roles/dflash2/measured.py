@@ -6,11 +6,18 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from laoka.serving.bench.baseline import TARGET_ONLY
+from laoka.serving.bench.baseline import DECIDED, TARGET_ONLY
 from laoka.serving.speculative import Method
 
 METHODS: dict[str, Method] = {"dflash": "dflash2", "mtp": "mtp"}
 """Methods of the engine's command line, as inventories call them."""
+
+UNDECIDED = {
+    "baseline_no_variant": "the host was measured without speculation only, so nothing was compared",
+    "baseline_not_measured": "a way's decode speed could not be measured",
+    "baseline_noise_unknown": "a way was faster, but by one repeat, whose noise is not known (--repeats 3)",
+}
+"""Why a file of laoka bench chose nothing, by its reason."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +38,14 @@ def measured_in(text: str, engine_version: str) -> Measured:
         if content["laoka_baseline"] != 1:
             raise ValueError("another format")
         choice, results = content["choice"], content["results"]
-        variant = str(choice["variant"])
+        variant, reason = str(choice["variant"]), str(choice["reason"])
         source = results[variant]["provenance"]
         seen = str(source["engine_version"])
         method = _method(variant, content["variants"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         return Measured(None, f"not a file of `laoka bench run --baseline -o`: {type(error).__name__} {str(error)[:60]}")
+    if reason not in DECIDED:
+        return Measured(None, f"{UNDECIDED.get(reason, reason)}: measure again")
     if seen.split("+")[0] != engine_version.split("+")[0]:
         return Measured(None, f"measured with engine {seen}, the host has {engine_version}: measure again")
     if method is None:

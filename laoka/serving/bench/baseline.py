@@ -10,11 +10,10 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from laoka.catalog.profiles import Profile, Speculative
-from laoka.serving.bench.compare import Judgement, judge
+from laoka.serving.bench.compare import Judgement, side_by_side
 from laoka.serving.bench.host_side import HostSide
 from laoka.stack.speed import Ceilings
 
@@ -28,18 +27,20 @@ UNDER_SHARE = 0.7
 """Below so much of the nearest published speed a box is said to underperform; text and acceptance alone move it by 20 to 30 %
 (206 to 251.6 tok/s by the text on the same cards, 1Cat-vLLM RELEASE.md of 1.5.0)."""
 
+DECIDED = ("baseline_best", "baseline_none_better")
+
 Measure = Callable[[], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One figure of a variant against the target alone."""
+    """One figure of a variant against the target alone. None: a repeat of it could not be measured."""
 
     variant: str
     cell: str
     figure: str
-    alone: float
-    value: float
+    alone: float | None
+    value: float | None
     ratio: float | None
     noise: float | None
     judgement: Judgement
@@ -47,7 +48,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Choice:
-    """The variant to serve with; `reason` is a key of catalog/messages/bench.toml."""
+    """The variant to serve with; `reason` is a key of catalog/messages/bench.toml, one of DECIDED when that was measured."""
 
     variant: str
     reason: str
@@ -99,26 +100,31 @@ def ratios(results: Mapping[str, Mapping[str, Any]]) -> tuple[Ratio, ...]:
             if cell["kind"] not in figure_of or cell["label"] not in alone:
                 continue
             figure = figure_of[cell["kind"]]
-            values = [[float(run[figure]) for run in side["repeats"]] for side in (alone[cell["label"]], cell)]
-            ratio, noise, judgement = judge(values[0], values[1], more_is_better=True)
-            found.append(Ratio(name, cell["label"], figure, fmean(values[0]), fmean(values[1]), ratio, noise, judgement))
+            found.append(Ratio(name, cell["label"], figure, *side_by_side(alone[cell["label"]], cell, figure, more_is_better=True)))
     return tuple(found)
 
 
 def choose(found: Sequence[Ratio]) -> Choice:
     """What to serve with: the fastest way at one request that is better than none beyond the noise and by LEAST_GAIN."""
-    decode = [item for item in found if item.figure == "decode_tok_s" and item.ratio is not None]
+    decode = [item for item in found if item.figure == "decode_tok_s"]
     better = [item for item in decode if item.judgement == "better" and (item.ratio or 0) >= LEAST_GAIN]
-    if not better:
-        most = max((item.ratio or 0 for item in decode), default=None)
-        return Choice(TARGET_ONLY, "baseline_none_better" if decode else "baseline_no_variant", most)
-    best = max(better, key=lambda item: item.ratio or 0)
-    return Choice(best.variant, "baseline_best", best.ratio)
+    if better:
+        best = max(better, key=lambda item: item.ratio or 0)
+        return Choice(best.variant, "baseline_best", best.ratio)
+    if not decode:
+        return Choice(TARGET_ONLY, "baseline_no_variant", None)
+    most = max((item.ratio for item in decode if item.ratio is not None), default=None)
+    if any(item.ratio is None for item in decode):
+        return Choice(TARGET_ONLY, "baseline_not_measured", most)
+    if any(item.judgement == "noise unknown" and (item.ratio or 0) >= LEAST_GAIN for item in decode):
+        return Choice(TARGET_ONLY, "baseline_noise_unknown", most)
+    return Choice(TARGET_ONLY, "baseline_none_better", most)
 
 
 def decode_speed(result: Mapping[str, Any]) -> float | None:
-    """The decode test of a result, in tokens a second."""
-    return next((cell["spread"]["decode_tok_s"]["mean"] for cell in result["cells"] if cell["kind"] == "decode"), None)
+    """The decode test of a result, in tokens a second; None where it could not be measured."""
+    found = next((cell["spread"].get("decode_tok_s") for cell in result["cells"] if cell["kind"] == "decode"), None)
+    return found["mean"] if found else None
 
 
 def nearest(profiles: Sequence[Profile], speculative: Speculative, context_tokens: int) -> tuple[Profile, float] | None:

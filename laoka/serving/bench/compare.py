@@ -11,7 +11,7 @@ from typing import Any, Literal
 from laoka.serving.bench.figures import sample_std
 from laoka.serving.bench.recipe import differences
 
-Judgement = Literal["better", "worse", "within noise", "noise unknown"]
+Judgement = Literal["better", "worse", "within noise", "noise unknown", "not measured"]
 
 # What is compared, and whether more of it is better.
 HEADLINES: Mapping[str, tuple[tuple[str, bool], ...]] = {
@@ -36,12 +36,15 @@ class NotComparable(ValueError):
 
 @dataclass(frozen=True)
 class Line:
-    """One figure of one cell in both results. `ratio` is second over first; `noise` is the half-width of its 95 % interval."""
+    """One figure of one cell in both results. `ratio` is second over first; `noise` is the half-width of its 95 % interval.
+
+    None: a repeat of it could not be measured.
+    """
 
     cell: str
     figure: str
-    first: float
-    second: float
+    first: float | None
+    second: float | None
     ratio: float | None
     noise: float | None
     judgement: Judgement
@@ -82,6 +85,27 @@ def judge(first: Sequence[float], second: Sequence[float], *, more_is_better: bo
     return ratio, noise, "better" if (ratio > 1) == more_is_better else "worse"
 
 
+def side_by_side(
+    first: Mapping[str, Any], second: Mapping[str, Any], figure: str, *, more_is_better: bool
+) -> tuple[float | None, float | None, float | None, float | None, Judgement]:
+    """A figure of a cell in two results: both means, their ratio, its noise, and what follows. Errors: KeyError, TypeError,
+    ValueError for cells that are none.
+    """
+    values = [_measured(cell, figure) for cell in (first, second)]
+    means = [fmean(own) if own else None for own in values]
+    if not values[0] or not values[1]:
+        return means[0], means[1], None, None, "not measured"
+    return means[0], means[1], *judge(values[0], values[1], more_is_better=more_is_better)
+
+
+def _measured(cell: Mapping[str, Any], figure: str) -> list[float]:
+    """A figure of every repeat; none at all when one of them lacks it."""
+    values = [run[figure] for run in cell["repeats"]]
+    if not values:
+        raise ValueError("a cell without a repeat")
+    return [] if any(value is None for value in values) else [float(value) for value in values]
+
+
 def cells_of(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The cells of a result by their label."""
     return {str(cell["label"]): cell for cell in result["cells"]}
@@ -93,13 +117,22 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Line, 
     Errors: NotComparable for results of different recipes, or a cell that has failed requests.
     """
     try:
-        different = differences(first["recipe"], second["recipe"])
-        both = cells_of(first), cells_of(second)
-    except (KeyError, TypeError, AttributeError):
-        raise NotComparable("one of them is not a result of laoka bench") from None
+        return _lines(first, second)
+    except NotComparable:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise NotComparable("one of them is not a whole result of laoka bench") from None
+
+
+def _lines(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Line, ...]:
+    different = differences(first["recipe"], second["recipe"])
+    both = cells_of(first), cells_of(second)
     if different:
         raise NotComparable("the recipes differ, so the figures do not compare: " + "; ".join(different))
     lines = []
+    for label in both[1]:
+        if label not in both[0]:
+            raise NotComparable(f"only one of them has {label}")
     for label, cell in both[0].items():
         other = both[1].get(label)
         if other is None:
@@ -108,9 +141,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Line, 
             if run["failed"]:
                 raise NotComparable(f"{label}: {run['failed']} of {run['num_prompts']} requests failed in one of them")
         for figure, more_is_better in HEADLINES[cell["kind"]]:
-            values = [[float(run[figure]) for run in side["repeats"]] for side in (cell, other)]
-            ratio, noise, judgement = judge(values[0], values[1], more_is_better=more_is_better)
-            lines.append(Line(label, figure, fmean(values[0]), fmean(values[1]), ratio, noise, judgement))
+            lines.append(Line(label, figure, *side_by_side(cell, other, figure, more_is_better=more_is_better)))
     return tuple(lines)
 
 

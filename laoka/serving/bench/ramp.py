@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -156,6 +157,14 @@ def ramp_table(steps: Sequence[Step], knee: Knee, recipe: Recipe, provenance: di
         "laoka_ramp": 1, "recipe": recipe.table(), "recipe_id": recipe.id, "provenance": provenance,
         "steps": [asdict(step) for step in steps], **asdict(knee),
     }  # fmt: skip
+
+
+def suggestion_in(text: bytes) -> int:
+    """The suggested max-num-seqs of a ramp's file as it was read. Errors: ValueError, one line."""
+    try:
+        return suggestion_of(json.loads(text))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        return suggestion_of(None)
 
 
 def suggestion_of(content: object) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from statistics import fmean
 from typing import Any
 
 from laoka.serving import completion
@@ -17,6 +18,8 @@ from laoka.stack.message import Message, message
 
 FORMAT = 1
 CANARY_TOKENS = completion.MAX_TOKENS
+LATE_SHARE = 0.1
+"""By so much TPOT here may be shorter than by the server's own clock before it is told."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,10 @@ def banners_of(recipe: Recipe, cells: Sequence[Cell]) -> list[Message]:
     """What the cells themselves say against their figures: cache hits where none should be, preemptions, failures."""
     found = []
     for cell in cells:
+        if bunched := sum(row["bunched"] for row in cell.repeats):
+            found.append(
+                message("bench.bunched", cell=cell.label, count=bunched, total=sum(row["completed"] for row in cell.repeats))
+            )
         failed = sum(row["failed"] for row in cell.repeats)
         if failed:
             found.append(message("bench.failed", cell=cell.label, count=failed))
@@ -155,7 +162,30 @@ def banners_of(recipe: Recipe, cells: Sequence[Cell]) -> list[Message]:
         # The watchdog and the gateway ask a short question now and then: that is no load.
         if others > 0 and their_tokens > others * CANARY_TOKENS:
             found.append(message("bench.shared", cell=cell.label, count=f"{others:.0f}"))
+        if clocks := _late(cell):
+            found.append(message("bench.late", cell=cell.label, here_ms=f"{clocks[0]:.2f}", server_ms=f"{clocks[1]:.2f}"))
     return found
+
+
+def _late(cell: Cell) -> tuple[float, float] | None:
+    """TPOT here and by the server's own clock, in milliseconds, when here it is too short: the first tokens lay on the way.
+
+    The server's mean is that of our requests only when it finished no others; an answer of one token counts as 0 in it.
+    """
+    own = [row["mean_tpot_ms"] for row in cell.repeats]
+    server_ms = server_tpot_ms(span_table(cell.span), cell.repeats)
+    if server_ms is None or not own or any(value is None for value in own):
+        return None
+    here_ms = fmean(own)
+    return (here_ms, server_ms) if here_ms < (1 - LATE_SHARE) * server_ms else None
+
+
+def server_tpot_ms(server: Mapping[str, Any] | None, repeats: Sequence[Mapping[str, Any]]) -> float | None:
+    """TPOT of a cell by the server's own clock, in milliseconds; None when it does not tell, or requests of others are in it."""
+    if server is None or server["requests"] != sum(row["num_prompts"] for row in repeats):
+        return None
+    found: float | None = server.get("server_mean_tpot_ms")
+    return found or None
 
 
 def snapshot_table(snapshot: Snapshot | None) -> dict[str, Any] | None:

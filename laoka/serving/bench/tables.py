@@ -12,7 +12,7 @@ CSV_FIGURES = (
     "completed", "failed", "duration", "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput",
     "output_throughput", "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
     "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms", "p99_itl_ms", "mean_e2el_ms", "median_e2el_ms", "p99_e2el_ms",
-    "tokens_per_chunk", "prefill_tok_s", "decode_tok_s",
+    "tokens_per_chunk", "prefill_tok_s", "decode_tok_s", "bunched",
 )  # fmt: skip
 # Heads of the terminal's table and the figures below them.
 COLUMNS = (
@@ -21,8 +21,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def number(value: float) -> str:
-    """A figure with three digits that mean something."""
+def number(value: float | None) -> str:
+    """A figure with three digits that mean something; `-` for one that was not measured."""
+    if value is None:
+        return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 

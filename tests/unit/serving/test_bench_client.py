@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,10 +12,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from rich.console import Console
 
+from laoka.cli.bench import show
 from laoka.serving.bench.client import LOW_IDS, BenchError, Client, Target
+from laoka.serving.bench.compare import compare
+from laoka.serving.bench.engine_metrics import Span
 from laoka.serving.bench.recipe import TEXT, Recipe
-from laoka.serving.bench.run import measure, result_of
+from laoka.serving.bench.run import Cell, banners_of, measure, result_of, server_tpot_ms
 from laoka.serving.bench.tables import as_csv, picture
 
 VOCABULARY = 320
@@ -22,9 +28,13 @@ VOCABULARY = 320
 class Server:
     """Speaks as vLLM 0.32 does; each request's body is kept. `tokens_per_chunk` as speculative decoding sends them."""
 
-    def __init__(self, *, tokens_per_chunk: int = 1, gap_s: float = 0.0, first_s: float = 0.0, cut: int | None = None) -> None:
+    def __init__(
+        self, *, tokens_per_chunk: int = 1, gap_s: float = 0.0, first_s: float = 0.0, cut: int | None = None, gathers: bool = False
+    ) -> None:
         self.tokens_per_chunk, self.gap_s, self.first_s, self.cut = tokens_per_chunk, gap_s, first_s, cut
         self.tells_ids = True
+        self.gathers = gathers
+        """Whether an answer is held back and sent in one piece, as by a proxy, or to a client that is too busy to read."""
         self.bodies: list[dict[str, Any]] = []
         self.busy = self.most_busy = 0
 
@@ -43,11 +53,18 @@ class Server:
         await answer.prepare(request)
         wanted = body["max_tokens"] if self.cut is None else min(self.cut, body["max_tokens"])
         await asyncio.sleep(self.first_s)
+        if self.gathers:
+            events = [{"choices": [{"index": 0, "text": "a"}]} for _ in range(0, wanted, self.tokens_per_chunk)]
+            pieces = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+            await answer.write(pieces)
+            wanted, told = 0, wanted
+        else:
+            told = wanted
         for sent in range(0, wanted, self.tokens_per_chunk):
             last = sent + self.tokens_per_chunk >= wanted
             await self.send(answer, {"choices": [{"index": 0, "text": "", "finish_reason": "length" if last else None}]})
             await asyncio.sleep(0 if last else self.gap_s)
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": wanted, "prompt_tokens_details": {"cached_tokens": 0}}
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": told, "prompt_tokens_details": {"cached_tokens": 0}}
         await self.send(answer, {"choices": [], "usage": usage})
         await answer.write(b"data: [DONE]\n\n")
         self.busy -= 1
@@ -202,6 +219,7 @@ def test_a_server_that_is_none_is_told_in_one_line() -> None:
         asyncio.run(nobody())
 
 
+SOURCE = {"engine_version": None, "model": "m", "url": "u", "cards_during": [], "simulated": True}
 SMALL = Recipe(16, 4, (1, 2), 2, 2, 1, 10, 2, 4, 6, 1)
 
 
@@ -218,6 +236,48 @@ def test_a_whole_run() -> None:
     result = result_of(SMALL, cells, {"simulated": True, "model": "m"}, ())
     assert result["recipe"]["server_limits"] == [4096] and len(as_csv(result).splitlines()) == 1 + 4 * 2
     assert picture(result).startswith("<svg") and "SIMULATED" in picture(result)
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 4])
+def test_an_answer_that_came_in_one_piece_is_told_and_not_timed(tokens_per_chunk: int) -> None:
+    async def work(client: Client) -> Any:
+        return await measure(client, SMALL, 4096, None, lambda line: None)
+
+    cells = with_client(Server(gathers=True, first_s=0.01, tokens_per_chunk=tokens_per_chunk), work)
+    result = result_of(SMALL, cells, {"simulated": True, "model": "m"}, ())
+    found = {cell["label"]: cell for cell in result["cells"]}
+    for label, figure, others in (("decode 4096", "decode_tok_s", 1), ("serve 4096 c2", "mean_tpot_ms", 4)):
+        assert [row[figure] for row in found[label]["repeats"]] == [None, None] and figure not in found[label]["spread"], label
+        assert [row["bunched"] for row in found[label]["repeats"]] == [others, others]
+        assert found[label]["spread"]["output_throughput"]["mean"] > 0 and found[label]["spread"]["mean_ttft_ms"]["mean"] >= 10
+    assert found["prefill 4096"]["spread"]["prefill_tok_s"]["mean"] > 0
+    bunched = [banner["values"] for banner in result["banners"] if banner["id"] == "bench.bunched"]
+    assert {"cell": "decode 4096", "count": 2, "total": 2} in bunched and len(bunched) == 3
+    assert picture(result).startswith("<svg")
+    rows = list(csv.DictReader(as_csv(result).splitlines()))
+    assert all(row["decode_tok_s"] == "" and row["mean_itl_ms"] == "" for row in rows if row["kind"] == "decode")
+    shown = io.StringIO()
+    show({**result, "provenance": SOURCE}, Console(file=shown, width=160), "en")
+    assert "decode speed could not be measured" in shown.getvalue() and "BUNCHED: decode 4096: 2 of 2 answers" in shown.getvalue()
+    show({**result, "provenance": SOURCE}, Console(file=shown, width=160), "zh")
+    assert "无法测出解码速度" in shown.getvalue()
+    lines = {(line.cell, line.figure): line for line in compare(result, result)}
+    assert lines["decode 4096", "decode_tok_s"].judgement == "not measured"
+
+
+def test_tokens_that_lay_on_the_way_are_told_by_the_servers_own_clock() -> None:
+    def cell(here_ms: float | None, server_ms: float, requests: float = 2) -> Cell:
+        row = {"num_prompts": 2, "completed": 2, "failed": 0, "bunched": 0, "total_output_tokens": 512, "mean_tpot_ms": here_ms}
+        span = Span(1024, 512, 1024, 0, 0, requests, None, None, None, (), {"tpot": server_ms})
+        return Cell("serve", "serve c1", None, (row,), span)
+
+    def said(*values: Any) -> list[str]:
+        return [banner.key for banner in banners_of(SMALL, [cell(*values)])]
+
+    assert said(0.37, 0.85) == ["bench.late"] and said(8.9, 10.0) == ["bench.late"]
+    assert said(9.1, 10.0) == said(12.0, 10.0) == said(None, 10.0) == []
+    assert said(0.37, 0.85, 3) == [], "the server's mean is of other requests too"
+    assert server_tpot_ms(None, ()) is None
 
 
 def test_measured_cache_sends_each_prompt_twice_under_one_salt() -> None:

@@ -69,10 +69,33 @@ def test_failed_requests_are_refused() -> None:
         compare(result([100.0, 101.0]), bad)
 
 
-@pytest.mark.parametrize("broken", [{}, {"recipe": 3, "cells": []}, {"recipe": {}, "cells": [{}]}])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"recipe": 3, "cells": []},
+        {"recipe": {}, "cells": [{}]},
+        result([1.0], cells=[{"kind": "serve", "label": "serve 4096 c1", "repeats": [{}]}]),
+        result([1.0], cells=[{"kind": "another", "label": "serve 4096 c1", "repeats": []}]),
+        result([1.0], cells=[{"kind": "serve", "label": "serve 4096 c1", "repeats": 3}]),
+        result([1.0], cells=[]),
+    ],
+)
 def test_what_is_no_result_is_refused(broken: dict[str, Any]) -> None:
-    with pytest.raises(NotComparable):
-        compare(broken, result([1.0]))
+    for pair in ((broken, result([1.0])), (result([1.0]), broken)):
+        with pytest.raises(NotComparable):
+            compare(*pair)
+
+
+def test_a_figure_that_a_repeat_lacks_is_not_compared() -> None:
+    bunched = result([100, 101, 99])
+    bunched["cells"][0]["repeats"][1]["mean_tpot_ms"] = None
+    for pair in ((bunched, result([50, 51, 49])), (result([50, 51, 49]), bunched)):
+        lines = {line.figure: line for line in compare(*pair)}
+        tpot = lines["mean_tpot_ms"]
+        assert (tpot.ratio, tpot.noise, tpot.judgement) == (None, None, "not measured")
+        assert {tpot.first, tpot.second} == {None, 1.0}
+        assert lines["output_throughput"].ratio is not None, "throughput needs no time of a first token"
 
 
 def test_what_else_differs_is_said() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from laoka.cli.main import cli
 from laoka.serving.bench.baseline import (
     FLAG,
     TARGET_ONLY,
+    Choice,
     choose,
+    decode_speed,
     measure_variants,
     nearest,
     ratios,
@@ -94,14 +96,14 @@ def test_the_suggestion_goes_back_into_the_plan(tmp_path: Path) -> None:
     assert refused.return_value == 2 and "not a result of laoka bench ramp" in refused.output
 
 
-def result(decode: list[float], prefill: list[float], serve: list[float]) -> dict[str, Any]:
+def result(decode: Sequence[float | None], prefill: list[float], serve: list[float]) -> dict[str, Any]:
     cells = []
     for kind, figure, values in (
         ("serve", "output_throughput", serve),
         ("prefill", "prefill_tok_s", prefill),
         ("decode", "decode_tok_s", decode),
     ):
-        rows = [{figure: value} for value in values]
+        rows: list[dict[str, Any]] = [{figure: value} for value in values]
         cells.append({"kind": kind, "label": kind, "repeats": rows, "spread": spread(rows)})
     return {"cells": cells}
 
@@ -123,6 +125,26 @@ def test_speculation_that_brings_little_or_only_noise_is_not_chosen() -> None:
     assert choose(ratios({TARGET_ONLY: alone, "mtp": result([104, 104.5, 103.5], [1], [1])})).reason == "baseline_none_better"
     assert choose(ratios({TARGET_ONLY: alone, "mtp": result([60, 200, 130], [1], [1])})).variant == TARGET_ONLY
     assert choose(ratios({TARGET_ONLY: alone})).reason == "baseline_no_variant"
+
+
+def test_a_way_whose_speed_could_not_be_measured_decides_nothing() -> None:
+    alone = result([60, 61, 59], [4000, 4010, 3990], [60, 61, 59])
+    bunched = result([180, None, 178], [4000, 4020, 3980], [170, 171, 169])
+    found = ratios({TARGET_ONLY: alone, "ngram": bunched})
+    decode = next(item for item in found if item.figure == "decode_tok_s")
+    assert (decode.alone, decode.value, decode.ratio, decode.judgement) == (60, None, None, "not measured")
+    assert next(item for item in found if item.figure == "output_throughput").ratio == pytest.approx(170 / 60)
+    assert choose(found) == Choice(TARGET_ONLY, "baseline_not_measured", None) and decode_speed(bunched) is None
+    swapped = ratios({TARGET_ONLY: bunched, "ngram": alone})
+    assert choose(swapped).reason == "baseline_not_measured"
+    faster = ratios({TARGET_ONLY: alone, "ngram": bunched, "mtp": result([100, 101, 99], [1, 1, 1], [1, 1, 1])})
+    assert choose(faster).variant == "mtp", "what was measured and is better is better"
+
+
+def test_one_repeat_decides_nothing_and_that_is_told() -> None:
+    found = ratios({TARGET_ONLY: result([60], [1], [1]), "mtp": result([100], [1], [1])})
+    assert choose(found).reason == "baseline_noise_unknown"
+    assert choose(ratios({TARGET_ONLY: result([60], [1], [1]), "mtp": result([61], [1], [1])})).reason == "baseline_none_better"
 
 
 def test_variants_of_a_host() -> None:

@@ -170,16 +170,17 @@ def test_no_plan_without_its_reason(change: dict[str, Any], wanted: str, says: s
     assert made.method is None and made.reason.startswith("off: ") and not made.again
 
 
-def baseline(variant: str, config: object = None, **change: Any) -> str:
+def baseline(variant: str, config: object = None, reason: str = "baseline_best", **change: Any) -> str:
     """What `laoka bench run --baseline -o` writes, as far as it is read."""
     source = {"engine_version": "1.5.1", "host": "h", "simulated": False}
     content = {
-        "laoka_baseline": 1, "choice": vars(Choice(variant, "baseline_best", 1.5)),
+        "laoka_baseline": 1, "choice": vars(Choice(variant, reason, 1.5)),
         "variants": {TARGET_ONLY: None, variant: config}, "results": {variant: {"provenance": source}},
     }  # fmt: skip
     return json.dumps({**content, **change})
 
 
+UNMEASURED = baseline(TARGET_ONLY, reason="baseline_not_measured")
 MTP_FASTEST = baseline("mtp", json.dumps(MTP))
 
 
@@ -193,6 +194,9 @@ MTP_FASTEST = baseline("mtp", json.dumps(MTP))
         (baseline("mine", {"method": "ngram"}), "dflash2", "serve_flags only"),
         (MTP_FASTEST.replace("1.5.1", "1.5.0"), "dflash2", "measured with engine 1.5.0, the host has 1.5.1"),
         (baseline("mtp", MTP, laoka_baseline=2), "dflash2", "not a file of"),
+        (UNMEASURED, "dflash2", "a way's decode speed could not be measured: measure again"),
+        (baseline(TARGET_ONLY, reason="baseline_noise_unknown"), "dflash2", "--repeats 3"),
+        (baseline(TARGET_ONLY, reason="baseline_no_variant"), "dflash2", "nothing was compared"),
         ("[]", "dflash2", "not a file of"),
         ("{", "dflash2", "not a file of"),
     ],
