@@ -102,7 +102,7 @@ def _measured(cell: Mapping[str, Any], figure: str) -> list[float]:
     """A figure of every repeat; none at all when one of them lacks it."""
     values = [run[figure] for run in cell["repeats"]]
     if not values:
-        raise ValueError("a cell without a repeat")
+        raise NotComparable("one of them is not a whole result of laoka bench")
     return [] if any(value is None for value in values) else [float(value) for value in values]
 
 
