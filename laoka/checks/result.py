@@ -107,20 +107,25 @@ _PAGE = """<!doctype html>
 <title>{{ title }}</title><style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
 h2 { border-bottom: 1px solid #ccc; overflow-wrap: anywhere } .f { margin: .8em 0; padding-left: .8em; border-left: 4px solid #bbb }
-.fail { border-color: #c22 } .unknown { border-color: #a3a } .warn { border-color: #d90 } .info { border-color: #38c }
-.ok { border-color: #3a3 }
+.f.fail { border-color: #c22 } .f.unknown { border-color: #a3a } .f.warn { border-color: #d90 } .f.info { border-color: #38c }
+.f.ok { border-color: #3a3 }
 small { color: #666 } div, code { overflow-wrap: anywhere }
 code { background: #f3f3f3; display: block; white-space: pre-wrap; padding: 0 .4em }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: 14px } td, th { padding: .2em .5em; text-align: left }
-td { border-top: 1px solid #ddd; white-space: nowrap } td:last-child { white-space: normal; min-width: 14em }
+th { white-space: nowrap } td { border-top: 1px solid #ddd; white-space: nowrap } td:last-child { white-space: normal; min-width: 14em }
+tr.under { display: none } tr.under td { border-top: 0; padding-left: 1em; overflow-wrap: anywhere }
 td.fail { color: #c22 } td.unknown { color: #a3a } td.warn { color: #a60 } td.info { color: #27a } td.ok { color: #373 }
 summary { cursor: pointer; color: #666 }
-@media (max-width: 40em) { body { margin: .5em auto; padding: 0 .6em } h1 { font-size: 1.4em } h2 { font-size: 1.15em } }
+@media (max-width: 40em) { body { margin: .5em auto; padding: 0 .6em } h1 { font-size: 1.4em } h2 { font-size: 1.15em }
+table { width: 100% } th { font-size: 9px } td, th { padding: .2em .1em } th:last-child, tr.host td:last-child { display: none }
+tr.under { display: table-row } }
 </style></head><body><h1>{{ title }}</h1>
 {% if overview %}<div class="wide"><table><tr>{% for heading in overview.headings %}<th>{{ heading }}</th>{% endfor %}</tr>
-{% for row in overview.rows %}<tr>{% for cell, severity in row %}<td class="{{ severity }}">
+{% for row in overview.rows %}<tr class="host">{% for cell, severity in row %}<td class="{{ severity }}">
 {%- if loop.first %}<a href="#{{ cell }}">{{ cell }}</a>{% else %}{{ cell }}{% endif %}</td>{% endfor %}</tr>
-{% endfor %}</table></div>{% endif %}
+{% if row[0][1] not in ("ok", "info") %}<tr class="under"><td class="{{ row[0][1] }}" colspan="{{ row | length - 1 }}">
+{{- row[-1][0] }}</td></tr>
+{% endif %}{% endfor %}</table></div>{% endif %}
 {% macro one(f) %}<div class="f {{ f.severity }}"><b>{{ f.title }}</b> <small>{{ f.severity }} {{ f.id }}</small>
 {% for line in f.evidence %}<code>{{ line }}</code>{% endfor %}
 {% if f.accepted %}<div><small>{{ f.accepted }}</small></div>{% endif %}

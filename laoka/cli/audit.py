@@ -85,7 +85,7 @@ def capture_of(folder: Path, host: str) -> HostReport:
         path = folder / f"{host}{suffix}"
         if path.is_file():
             return collect.from_file(path)
-    raise CouldNotCollect(f"{host}: no {host}.tar.gz in {folder}")
+    raise CouldNotCollect(f"no {host}.tar.gz in {folder}")
 
 
 def targets_of(
