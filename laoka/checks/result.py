@@ -112,7 +112,7 @@ h2 { border-bottom: 1px solid #ccc; overflow-wrap: anywhere } .f { margin: .8em 
 small { color: #666 } div, code { overflow-wrap: anywhere }
 code { background: #f3f3f3; display: block; white-space: pre-wrap; padding: 0 .4em }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: 14px } td, th { padding: .2em .5em; text-align: left }
-th { white-space: nowrap } td { border-top: 1px solid #ddd; white-space: nowrap } td:last-child { white-space: normal; min-width: 14em }
+th, td { white-space: nowrap } td { border-top: 1px solid #ddd } td:last-child { white-space: normal; min-width: 14em }
 tr.under { display: none } tr.under td { border-top: 0; padding-left: 1em; overflow-wrap: anywhere }
 td.fail { color: #c22 } td.unknown { color: #a3a } td.warn { color: #a60 } td.info { color: #27a } td.ok { color: #373 }
 summary { cursor: pointer; color: #666 }

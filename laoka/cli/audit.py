@@ -49,13 +49,13 @@ from laoka.fleet.show import (
 )
 from laoka.fleet.targets import target_of
 from laoka.host import collect
+from laoka.host.bundle import CAPTURE_SUFFIXES
 from laoka.host.collect import CouldNotCollect
 from laoka.host.report import HostReport
 from laoka.host.unread import Unread
 from laoka.stack.lock import NAME, Lock, LockError, read_lock
 
 HOST_WIDTH = 18
-CAPTURE_SUFFIXES = (".tar.gz", ".tgz", ".probe.txt", ".txt")
 
 
 def lock_for(entries: Sequence[HostEntry], named: str | None) -> tuple[Lock | None, str | None]:

@@ -23,6 +23,7 @@ from laoka.cli.main import EXIT_COULD_NOT_RUN, EXIT_FINDINGS, EXIT_FINE, said
 from laoka.files import write_atomic
 from laoka.fleet.inventory import InventoryUnread
 from laoka.host import collect
+from laoka.host.bundle import CAPTURE_SUFFIXES
 from laoka.host.collect import CouldNotCollect, SshTarget
 from laoka.host.report import FILE_KINDS, HostReport
 
@@ -90,12 +91,21 @@ def ssh_target(words: str, key_file: str | None, jump: str | None) -> SshTarget:
     return SshTarget(host, int(port), user or None, key_file, None, jump)
 
 
+def capture_file(words: str) -> Path | None:
+    """The file that a word names; None where it names a host. Errors: click.BadParameter for a file that is not there."""
+    path = Path(words)
+    if path.is_file():
+        return path
+    if "/" in words or words in (".", "..") or words.endswith(CAPTURE_SUFFIXES):
+        raise click.BadParameter(said("is_folder" if path.is_dir() else "no_file", word=words))
+    return None
+
+
 def find_targets(words: Sequence[str], key_file: str | None, jump: str | None) -> tuple[list[Target], dict[str, int]]:
     """Targets of the command line, and how many cards an inventory expects by host. Errors: click.ClickException."""
     found: list[Target] = []
     expected: dict[str, int] = {}
     for word in words:
-        path = Path(word)
         if word == LOCAL:
             found.append((LOCAL, collect.from_this_machine))
         elif word.endswith(".py"):
@@ -105,10 +115,8 @@ def find_targets(words: Sequence[str], key_file: str | None, jump: str | None) -
                 raise click.ClickException(str(error)) from None
             found += [(target.name, target.read) for target in targets]
             expected |= {target.name: target.expected_gpus for target in targets if target.expected_gpus is not None}
-        elif path.is_file():
+        elif (path := capture_file(word)) is not None:
             found.append((word, lambda path=path: collect.from_file(path)))  # type: ignore[misc]
-        elif "/" in word or word in (".", ".."):
-            raise click.BadParameter(said("is_folder" if path.is_dir() else "no_file", word=word))
         else:
             target = ssh_target(word, key_file, jump)
             found.append((target.name, lambda target=target: collect.from_ssh(target)))  # type: ignore[misc]

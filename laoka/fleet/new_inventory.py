@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from laoka.catalog import gpus
 from laoka.catalog.drivers import release
+from laoka.host.bundle import CAPTURE_SUFFIXES
 from laoka.host.collect import SshTarget
 from laoka.host.report import HostReport
 from laoka.host.unread import Unread
@@ -46,17 +47,23 @@ TAIL = """    ],
 
 @dataclass(frozen=True)
 class NewHost:
-    """A host that was read: how it was reached, and what it is."""
+    """A host that was read: how it was reached (None: a capture was read), what it is, its name if it does not tell it."""
 
-    target: SshTarget
+    target: SshTarget | None
     report: HostReport
+    name: str | None = None
+
+
+def named_like(file: str) -> str:
+    """The host that a capture is named after: a redacted one does not tell its host's name."""
+    return next((file.removesuffix(suffix) for suffix in CAPTURE_SUFFIXES if file.endswith(suffix)), file)
 
 
 def names_of(hosts: Sequence[NewHost]) -> tuple[str, ...]:
     """A name for each host: its own host name, with a number where two have the same or it has none."""
     names: list[str] = []
     for host in hosts:
-        said = host.report.hostname
+        said = host.name or host.report.hostname
         base = re.sub(r"[^a-z0-9-]+", "-", ("" if isinstance(said, Unread) else said.split(".")[0]).lower()).strip("-") or "host"
         number = 2
         name = base
@@ -69,15 +76,17 @@ def names_of(hosts: Sequence[NewHost]) -> tuple[str, ...]:
 def notes_of(host: NewHost) -> tuple[str, ...]:
     """What the owner should know about a host's entry: message keys of `init.` that hold for it."""
     cards = host.report.gpus
-    if isinstance(cards, Unread):
-        return ("cards_unread",)
-    unknown = any(gpus.by_device_id(card.id_text) is None for card in cards)
+    unread = isinstance(cards, Unread)
+    seen = () if isinstance(cards, Unread) else cards
+    unknown = any(gpus.by_device_id(card.id_text) is None for card in seen)
     return tuple(
         key
         for key, holds in (
-            ("no_cards", not cards),
+            ("unreached", host.target is None),
+            ("cards_unread", unread),
+            ("no_cards", not unread and not seen),
             ("unknown_card", unknown),
-            ("no_release", _os_release(host.report) is None),
+            ("no_release", not unread and _os_release(host.report) is None),
         )
         if holds
     )
@@ -91,17 +100,20 @@ def inventory_text(hosts: Sequence[NewHost], file: str, day: str) -> str:
     lines = [HEAD.format(day=day, file=file)]
     for name, host in zip(names_of(hosts), hosts, strict=True):
         lines.append(f"        (\n            {_literal(name)},\n            {{\n")
-        lines += [f"                {_literal(key)}: {_literal(value)},\n" for key, value in _reached(host.target).items()]
+        lines += _reached(host.target)
         release_name = _os_release(host.report)
         if release_name:
             lines.append(f'                "os_release": {_literal(release_name)},\n')
         lines += _cards(host.report)
         lines.append("            },\n        ),\n")
-    sudo = any(host.target.user not in (None, "root") for host in hosts)
+    sudo = any(host.target is not None and host.target.user not in (None, "root") for host in hosts)
     return "".join(lines) + TAIL.format(sudo=sudo)
 
 
-def _reached(target: SshTarget) -> dict[str, object]:
+def _reached(target: SshTarget | None) -> list[str]:
+    """The lines of how a host is reached; of a capture's host, one to fill in."""
+    if target is None:
+        return ['                # "ssh_hostname": "",  # a capture does not tell it; without it the name above is the address\n']
     found: dict[str, object] = {"ssh_hostname": target.host}
     if target.port != 22:
         found["ssh_port"] = target.port
@@ -109,7 +121,7 @@ def _reached(target: SshTarget) -> dict[str, object]:
         found["ssh_user"] = target.user
     if target.key_file:
         found["ssh_key"] = target.key_file
-    return found
+    return [f"                {_literal(key)}: {_literal(value)},\n" for key, value in found.items()]
 
 
 def _os_release(report: HostReport) -> str | None:

@@ -13,6 +13,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 MANIFEST, PROBE = "manifest.json", "probe.txt"
 FORMAT = "laoka-capture"
 FORMAT_VERSION = 1
+CAPTURE_SUFFIXES = (".tar.gz", ".tgz", ".probe.txt", ".txt")
+"""How a capture, or a saved probe, is called."""
 MAX_PROBE_BYTES = 64 * 1024 * 1024
 
 

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from laoka.cli.capture import bundle_of
 from laoka.fleet.inventory import load_inventory
 from laoka.fleet.new_inventory import NewHost, inventory_text, names_of, notes_of
 from laoka.host.collect import SshTarget
 from laoka.host.report import HostReport
+from laoka.host.sections import parse
 from laoka.host.unread import Unread
 from roles.base.deploy import BaseSettings
 from tests.documented import ROOT
+from tests.unit.test_cli import laoka
 
 DATA = ROOT / "tests" / "data"
 H200 = HostReport.from_probe((DATA / "hosts" / "h200_driver_580_ubuntu_2404.probe.txt").read_text(encoding="utf-8"))
@@ -36,6 +39,25 @@ def test_a_real_hosts_probe_becomes_its_entry(tmp_path: Path) -> None:
     assert data["ssh_key"] == "/home/me/it's a key" and data["_sudo"] is True and data["os_release"] == "ubuntu-24.04"
     assert data["expected_gpus"] == [{"bdf": "0000:00:06.0", "device_id": "10de:2335"}]  # as lspci of that host has it
     BaseSettings.model_validate({"expected_gpus": data["expected_gpus"]})
+
+
+def test_captures_become_entries_and_how_they_are_reached_is_left_to_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (DATA / "hosts" / "h200_driver_580_ubuntu_2404.probe.txt").read_text(encoding="utf-8")
+    Path("GPU 1.tar.gz").write_bytes(bundle_of(parse(text))[0])
+    Path("gpu2.probe.txt").write_text(text, encoding="utf-8")
+    done = laoka("--lang", "en", "init", "GPU 1.tar.gz", "gpu2.probe.txt", "-o", "lab.py")
+    assert done.returncode == 0, done.stderr
+    assert "gpu2: a capture does not tell how its host is reached" in done.stderr
+    hosts = {entry.name: entry.data for entry in load_inventory("lab.py")}
+    assert list(hosts) == ["gpu-1", "gpu2"]
+    for data in hosts.values():
+        assert data["expected_gpus"] == [{"bdf": "0000:00:06.0", "device_id": "10de:2335"}] and "ssh_hostname" not in data
+    assert Path("lab.py").read_text().count('# "ssh_hostname": ""') == 2
+    missing = laoka("--lang", "en", "init", "gpu3.tar.gz", "-o", "other.py")
+    assert (missing.returncode, Path("other.py").exists()) == (2, False) and "gpu3.tar.gz: there is no such file" in missing.stderr
 
 
 def test_root_needs_no_sudo(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_the_probe_is_posix_sh_without_bashisms() -> None:
 def test_ssh_never_asks() -> None:
     argv = ssh_argv(SshTarget("box"))
     assert argv[:4] == ("ssh", "-T", "-o", "BatchMode=yes")
-    assert "ConnectTimeout=10" in argv
+    assert "ConnectTimeout=10" in argv and "KexAlgorithms=-sntrup761x25519*" in argv
     assert argv[-3:-1] == ("--", "box")
     assert "sudo -n" in argv[-1]
 
