@@ -62,6 +62,8 @@ def _decrypted(file: str, key: str) -> str:
     if done.status == 127:
         raise ValueError(f"sops:{file}: sops is not installed on this machine: install it, or name a file or env:NAME instead")
     if not done.ok or not done.stdout.strip():
-        reason = f"no answer in {SOPS_DEADLINE_S} s" if done.timed_out else done.last_line() or "it is empty"
+        # sops 3.11 says what failed in its first line, and ends with advice in a paragraph.
+        said = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "it is empty")
+        reason = f"no answer in {SOPS_DEADLINE_S} s" if done.timed_out else said
         raise ValueError(f"sops:{file}{'#' if key else ''}{key}: sops could not decrypt it: {reason}")
     return done.stdout.strip()

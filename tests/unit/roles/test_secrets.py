@@ -17,7 +17,8 @@ KEY = "0123456789abcdef0123456789abcdef"
 SOPS = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/asked"
 case "$*" in
-*wrong*) echo "Error getting data key: 0 successful groups required, got 0" >&2; exit 128 ;;
+*wrong*) printf 'Failed to get the data key required to decrypt the SOPS file.\\n\\nGroup 0: FAILED\\n\\nRecovery failed,\\nbut none were.' >&2
+    exit 128 ;;
 *--extract*) printf 'the-value' ;;
 *) printf 'ann %s\\n' KEY ;;
 esac
@@ -56,7 +57,7 @@ def test_sops_is_asked_once_for_each_value(sops: Path) -> None:
         ("@/nowhere/key", "/nowhere/key: No such file or directory: a value that begins with @"),
         ("env:LAB_NONE", "env:LAB_NONE: the environment of this run has no LAB_NONE"),
         ("sops:/nowhere/s.yaml#a", "there is no such file"),
-        ("sops:{}/wrong.yaml#a", "wrong.yaml#a: sops could not decrypt it: Error getting data key"),
+        ("sops:{}/wrong.yaml#a", "wrong.yaml#a: sops could not decrypt it: Failed to get the data key"),
     ],
 )
 def test_what_is_missing_is_told(sops: Path, value: str, words: str) -> None:
