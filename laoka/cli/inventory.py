@@ -8,7 +8,7 @@ import click
 
 from laoka.cli.main import spoken
 from laoka.fleet.inventory import HostEntry, InventoryUnread, load_inventory
-from laoka.fleet.keys import inventory_files, known_keys, unknown_lines
+from laoka.fleet.keys import form_lines, inventory_files, known_keys, unknown_lines
 from laoka.fleet.targets import InventoryTarget, target_of
 
 
@@ -17,7 +17,7 @@ def strict_entries(path: str) -> tuple[HostEntry, ...]:
 
     Errors: InventoryUnread, also for an unknown key: the deploys refuse it too.
     """
-    entries = load_inventory(path)
+    entries = _well_formed(path)
     lines = unknown(path, entries)
     if lines:
         raise InventoryUnread("\n".join(lines))
@@ -25,8 +25,11 @@ def strict_entries(path: str) -> tuple[HostEntry, ...]:
 
 
 def entries_of(path: str) -> tuple[HostEntry, ...]:
-    """The hosts of an inventory, for a command that looks at them; an unknown key is a line on stderr. Errors: InventoryUnread."""
-    entries = load_inventory(path)
+    """The hosts of an inventory, for a command that looks at them; an unknown key is a line on stderr.
+
+    Errors: InventoryUnread, also for a value of a form that its key can't have: it would count as not said.
+    """
+    entries = _well_formed(path)
     for line in unknown(path, entries):
         click.echo(line, err=True)
     return entries
@@ -35,6 +38,14 @@ def entries_of(path: str) -> tuple[HostEntry, ...]:
 def targets_of_inventory(path: str) -> tuple[InventoryTarget, ...]:
     """The same as targets. Errors: InventoryUnread."""
     return tuple(target_of(entry) for entry in entries_of(path))
+
+
+def _well_formed(path: str) -> tuple[HostEntry, ...]:
+    entries = load_inventory(path)
+    lines = form_lines(entries, inventory_files(path), spoken())
+    if lines:
+        raise InventoryUnread("\n".join(lines))
+    return entries
 
 
 def unknown(path: str, entries: Sequence[HostEntry]) -> tuple[str, ...]:

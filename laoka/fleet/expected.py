@@ -88,9 +88,16 @@ def expected_of(host: str, data: Mapping[str, Any], stack: Mapping[str, Any] | N
         model_revision=_text(data.get("model_revision")) or _text(locked.get("model_revision")),
         drafter=_text(locked.get("drafter_repo")),
         drafter_revision=_text(locked.get("drafter_revision")),
-        power_limit_w=float(data["power_limit_w"]) if isinstance(data.get("power_limit_w"), (int, float)) else None,
+        power_limit_w=_number(data.get("power_limit_w")),
         flags=_flags(data, locked),
     )
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _card(raw: Mapping[str, Any]) -> ExpectedCard:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,12 @@ def answer(path: str) -> str:
     return json.dumps(hosts, default=str)
 
 
+def line_of(error: BaseException, path: str) -> int | None:
+    """The line of the inventory at which it was raised; None: not in there."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == Path(path).name]
+    return lines[-1] if lines else None
+
+
 def main() -> int:
     """Answer on what was stdout; everything that the inventory prints goes to stderr."""
     out = os.dup(1)
@@ -81,7 +88,8 @@ def main() -> int:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file is somebody's program: it may raise anything
         error = getattr(error, "exception", None) or error
         reason = str(error).strip().splitlines()
-        print(f"{type(error).__name__}: {reason[0] if reason else 'no reason given'}", file=sys.stderr)
+        where = f"line {line}: " if (line := line_of(error, sys.argv[1])) else ""
+        print(f"{where}{type(error).__name__}: {reason[0] if reason else 'no reason given'}", file=sys.stderr)
         return 1
     with os.fdopen(out, "w", encoding="utf-8") as stream:
         stream.write(told)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -49,12 +49,51 @@ def unknown_lines(entries: Sequence[HostEntry], known: Iterable[str], files: Seq
             hosts.setdefault(found, []).append(entry.name)
     lines = []
     for (key, close), having in hosts.items():
-        named = ", ".join(having[:HOSTS_NAMED])
-        more = len(having) - HOSTS_NAMED
-        host = named if more <= 0 else text("inventory.and_more", lang, hosts=named, count=more)
+        host = _named(having, lang)
         hint = text("inventory.close" if close else "inventory.none_close", lang, close=close)
         lines.append(text("inventory.unknown", lang, place=place(key, files), host=host, name=key, hint=hint))
     return tuple(lines)
+
+
+def _is_port(value: Any) -> bool:
+    return str(value).isdecimal() and 0 < int(value) < 65536
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and float(value) > 0
+    except (TypeError, ValueError):
+        return False
+
+
+FORMS: Mapping[str, Callable[[Any], bool]] = {
+    "ssh_port": _is_port,
+    "expected_gpus": lambda value: isinstance(value, (list, tuple)) and all(isinstance(card, Mapping) for card in value),
+    "power_limit_w": _is_number,
+    "serve_flags": lambda value: isinstance(value, Mapping),
+    "serve_instances": lambda value: isinstance(value, Mapping) and all(isinstance(one, Mapping) for one in value.values()),
+}
+"""The keys of which a command of ours reads more than a text: the roles' settings, which know all, are only in a checkout."""
+
+
+def form_lines(entries: Sequence[HostEntry], files: Sequence[Path], lang: Language) -> tuple[str, ...]:
+    """A line for each value that has not the form which its key has, once for all hosts that have it."""
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        for key, fits in FORMS.items():
+            value = entry.data.get(key)
+            if value is not None and not fits(value):
+                hosts.setdefault((key, repr(value)[:60]), []).append(entry.name)
+    return tuple(
+        text("inventory.wrong", lang, place=place(key, files), host=_named(having, lang), name=key, value=value,
+             wanted=text(f"inventory.form.{key}", lang))
+        for (key, value), having in hosts.items()
+    )  # fmt: skip
+
+
+def _named(hosts: Sequence[str], lang: Language) -> str:
+    named, more = ", ".join(hosts[:HOSTS_NAMED]), len(hosts) - HOSTS_NAMED
+    return named if more <= 0 else text("inventory.and_more", lang, hosts=named, count=more)
 
 
 def inventory_files(inventory: str | Path) -> tuple[Path, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from laoka.cli.main import cli
-from laoka.fleet.inventory import HostEntry
+from laoka.fleet.inventory import HostEntry, InventoryUnread, load_inventory
 from laoka.fleet.keys import known_keys, unknown_lines
 from tests.documented import ROOT
 
@@ -72,3 +73,35 @@ def test_a_key_of_many_hosts_is_one_line() -> None:
 def test_every_inventory_of_the_project_has_known_keys_only() -> None:
     done = CliRunner().invoke(cli, ["plan", "--inventory", str(ROOT / "inventories" / "example.py"), "--json"])
     assert "unknown key" not in done.stderr and done.stdout
+
+
+WRONG = (
+    ('"ssh_port": "twenty"', "ssh_port = 'twenty': write a port, from 1 to 65535"),
+    ('"expected_gpus": 2', "expected_gpus = 2: write a list of cards, each"),
+    ('"power_limit_w": "low"', "power_limit_w = 'low': write a number of watts"),
+    ('"serve_flags": ["x"]', "serve_flags = ['x']: write a table of flags"),
+    ('"serve_instances": {"a": 8001}', "serve_instances = {'a': 8001}: write a table of servers"),
+)
+
+
+@pytest.mark.parametrize("words", (*LOOKS, *COMPUTES), ids=lambda words: " ".join(words[:1] + words[2:3]))
+def test_a_value_of_another_form_stops_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """It would count as not said, or be a traceback."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "lab.py"
+    entries = ",\n".join(f'    ("h{number}", {{{entry}}})' for number, (entry, _) in enumerate(WRONG))
+    file.write_text(f'gpu_hosts = [\n    ("b", {{"ssh_hostname": "127.0.0.1"}}),\n{entries},\n]\n')
+    done = CliRunner().invoke(cli, ["--lang", "en", *(word.replace("FILE", str(file)) for word in words)], standalone_mode=False)
+    said = done.stderr + (done.exception.format_message() if isinstance(done.exception, click.ClickException) else "")
+    assert done.exception is None or isinstance(done.exception, click.ClickException), done.exception
+    for number, (_, told) in enumerate(WRONG):
+        assert f"{file}:{number + 3}: host h{number}: {told}" in said
+
+
+def test_an_inventory_that_raises_names_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "lab.py"
+    file.write_text('import os\n\nKEY = os.environ["LAB_NONE"]\ngpu_hosts = ["a"]\n')
+    with pytest.raises(InventoryUnread, match="lab.py: can't be loaded: line 3: KeyError: 'LAB_NONE'"):
+        load_inventory(file)

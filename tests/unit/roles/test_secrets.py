@@ -17,7 +17,7 @@ KEY = "0123456789abcdef0123456789abcdef"
 SOPS = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/asked"
 case "$*" in
-*wrong*) printf 'Failed to get the data key required to decrypt the SOPS file.\\n\\nGroup 0: FAILED\\n\\nRecovery failed,\\nbut none were.' >&2
+*wrong*) printf 'Failed to get the data key required to decrypt the SOPS file.\\n\\nGroup 0: FAILED\\n\\nbut none were.' >&2
     exit 128 ;;
 *--extract*) printf 'the-value' ;;
 *) printf 'ann %s\\n' KEY ;;
