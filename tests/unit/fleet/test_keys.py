@@ -103,5 +103,5 @@ def test_a_value_of_another_form_stops_every_command(
 def test_an_inventory_that_raises_names_its_line(tmp_path: Path) -> None:
     file = tmp_path / "lab.py"
     file.write_text('import os\n\nKEY = os.environ["LAB_NONE"]\ngpu_hosts = ["a"]\n')
-    with pytest.raises(InventoryUnread, match="lab.py: can't be loaded: line 3: KeyError: 'LAB_NONE'"):
+    with pytest.raises(InventoryUnread, match=r"lab\.py: can't be loaded: line 3: KeyError: 'LAB_NONE'"):
         load_inventory(file)
