@@ -3,6 +3,7 @@
 from pyinfra.context import host
 
 from roles.agent.deploy import agent
+from roles.audit.deploy import audit
 from roles.base.deploy import base, unlock_host
 from roles.cuda.deploy import cuda
 from roles.dflash2.deploy import dflash2
@@ -38,4 +39,5 @@ gateway()
 firewall()
 watchdog()
 monitoring()
+audit()
 unlock_host()

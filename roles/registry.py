@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roles.audit.deploy import AuditSettings
 from roles.base.deploy import BaseSettings
 from roles.cuda.deploy import CudaSettings
 from roles.dflash2.deploy import SpeculativeSettings
@@ -20,6 +21,6 @@ from roles.watchdog.deploy import WatchdogSettings
 
 ALL_SETTINGS: tuple[type[RoleSettings], ...] = (
     BaseSettings, FirmwareSettings, DriverSettings, CudaSettings, EngineSettings, SpeculativeSettings,
-    ModelSettings, ServeSettings, GatewaySettings, FirewallSettings, WatchdogSettings, MonitoringSettings, PowerSettings,
-    PlanSettings,
+    ModelSettings, ServeSettings, GatewaySettings, FirewallSettings, WatchdogSettings, MonitoringSettings, AuditSettings,
+    PowerSettings, PlanSettings,
 )  # fmt: skip

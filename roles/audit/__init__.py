@@ -1,0 +1,1 @@
+"""The nightly audit of a host by itself."""
