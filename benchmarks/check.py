@@ -39,9 +39,7 @@ def main() -> int:
 def measure(host: HostFolder) -> tuple[float, float, float]:
     """CPU seconds of the probe on the host, ssh sessions it took, seconds for 100 captures of that host."""
     target = hosts.ssh_target(host)
-    done = hosts.execute(host, "sh -s >/dev/null; times", stdin=probe.script(), check=True)
-    minutes = re.findall(r"(\d+)m([\d.]+)s", done.stdout.splitlines()[-1])
-    cpu_s = sum(int(whole) * 60 + float(rest) for whole, rest in minutes)
+    cpu_s = probe_cpu_s(host)
     before = sessions(host)
     text = collect.text_over_ssh(target)
     trips = sessions(host) - before - 1  # the question itself is a session
@@ -55,6 +53,13 @@ def measure(host: HostFolder) -> tuple[float, float, float]:
         seconds = time.monotonic() - started
     assert all(result.findings for result in results)
     return cpu_s, trips, seconds
+
+
+def probe_cpu_s(host: HostFolder) -> float:
+    """CPU seconds that the probe and its programs take on the host."""
+    done = hosts.execute(host, "sh -s >/dev/null; times", stdin=probe.script(), check=True)
+    minutes = re.findall(r"(\d+)m([\d.]+)s", done.stdout.splitlines()[-1])
+    return sum(int(whole) * 60 + float(rest) for whole, rest in minutes)
 
 
 def sessions(host: HostFolder) -> int:

@@ -9,47 +9,64 @@ clock() { # centiseconds since boot, without starting a program
     while [ "$NOW" != "${NOW#0}" ] && [ -n "${NOW#0}" ]; do NOW=${NOW#0}; done
 }
 
-mark() { awk '{ n += length($0) + 1; if (n > 1500000) exit; print "|" $0 }'; }
-mark_errors() { # no program of its own: mostly there is nothing to mark, and this runs once per section
-    told=0
-    while IFS= read -r line || [ -n "$line" ]; do
-        told=$((told + ${#line} + 2))
-        if [ "$told" -ge 3000 ]; then
-            cat >/dev/null
-            return
-        fi
-        printf '!%s\n' "$line"
-    done
-}
-
-# The lines of a kernel log that say something about cards, links, windows and the boot; floods are counted, not copied.
-mark_kernel() {
+# tell: print the sections that are waiting, in order. Each was one word of name, filter, status, milliseconds and file; what a
+# command said lies in that file and in FILE.err. One awk for many: starting programs is most of what this probe costs.
+tell() {
+    [ -n "$waiting" ] || return
+    # shellcheck disable=SC2086 # five words a section
     awk '
-    function out(line) { print "|" line }
-    /severity=Correct|Correctable error|Corrected error/ && !/Uncorrect/ {
-        if (/severity=Correct/) { corrected++; if (corrected <= 20) out($0); else { ring[corrected % 20] = $0 } }
-        next
+    function say(line) { print "|" line }
+    function plain(file, line, n) {
+        while ((getline line < file) > 0) { n += length(line) + 1; if (n > 1500000) break; say(line) }
     }
-    /API mismatch|has the version|same version\.$|make sure that this kernel module/ { if (++mismatch <= 40) out($0); next }
-    /NVRM|[Nn]vidia|nouveau|vfio|pci[_ ]|pcieport|AER:|PCIe|BAR [0-9]|bridge window|PNP0A|DMAR|IOMMU/ ||
-    /Linux version|Command line|DMI:|Secure boot|[Ll]ockdown|[Hh]ypervisor|Machine check|Hardware Error|EDAC/ ||
-    /Out of memory|oom-kill|blocked for more than|soft lockup|hard LOCKUP|kernel BUG|Oops|I\/O error|thermal/ {
-        if (++kept <= 5000) out($0); else tail[kept % 1000] = $0
+    # The lines of a kernel log that say something about cards, links, windows and the boot; floods are counted, not copied.
+    function kernel(file, line, i, corrected, mismatch, kept, ring, tail) {
+        while ((getline line < file) > 0) {
+            if (line ~ /severity=Correct|Correctable error|Corrected error/ && line !~ /Uncorrect/) {
+                if (++corrected <= 20) say(line); else ring[corrected % 20] = line
+            } else if (line ~ /API mismatch|has the version|same version\.$|make sure that this kernel module/) {
+                if (++mismatch <= 40) say(line)
+            } else if (line ~ /NVRM|[Nn]vidia|nouveau|vfio|pci[_ ]|pcieport|AER:|PCIe|BAR [0-9]|bridge window|PNP0A|DMAR|IOMMU/ ||
+                line ~ /Linux version|Command line|DMI:|Secure boot|[Ll]ockdown|[Hh]ypervisor|Machine check|Hardware Error|EDAC/ ||
+                line ~ /Out of memory|oom-kill|blocked for more than|soft lockup|hard LOCKUP|kernel BUG|Oops|I\/O error|thermal/) {
+                if (++kept <= 5000) say(line); else tail[kept % 1000] = line
+            }
+        }
+        for (i = corrected - 19; i <= corrected; i++) if (i > 20) say(ring[i % 20])
+        for (i = kept - 999; i <= kept; i++) if (i > 5000) say(tail[i % 1000])
+        if (corrected) say("# corrected AER reports: " corrected)
+        if (mismatch) say("# lines about an API mismatch: " mismatch)
     }
-    END {
-        for (i = corrected - 19; i <= corrected; i++) if (i > 20) out(ring[i % 20])
-        for (i = kept - 999; i <= kept; i++) if (i > 5000) out(tail[i % 1000])
-        if (corrected) out("# corrected AER reports: " corrected)
-        if (mismatch) out("# lines about an API mismatch: " mismatch)
-    }'
+    function cpu(file, line, n, seen) {
+        while ((getline line < file) > 0) {
+            if (line ~ /^processor/) n++
+            else if (line ~ /^(model name|physical id|cpu cores|siblings|flags)/ && !seen[line]++) say(line)
+        }
+        say("threads: " n + 0)
+    }
+    # pid, state, parent, resident pages, start in ticks since boot, name (which may hold blanks and brackets)
+    function processes(file, line, a, b, f, pid) {
+        while ((getline line < file) > 0) {
+            a = index(line, "("); for (b = length(line); b > 0; b--) if (substr(line, b, 1) == ")") break
+            split(line, pid, " "); split(substr(line, b + 2), f, " ")
+            say(pid[1] " " f[1] " " f[2] " " f[22] " " f[20] " " substr(line, a + 1, b - a - 1))
+        }
+    }
+    function errors(file, line, n) {
+        while ((getline line < file) > 0) { n += length(line) + 2; if (n >= 3000) break; print "!" line }
+    }
+    BEGIN {
+        for (i = 1; i < ARGC; i += 5) {
+            filter = ARGV[i + 1]; file = ARGV[i + 4]
+            print "@section " ARGV[i]
+            if (filter == "kernel") kernel(file); else if (filter == "cpu") cpu(file)
+            else if (filter == "processes") processes(file); else plain(file)
+            errors(file ".err")
+            print "@end " ARGV[i] " rc=" ARGV[i + 2] " ms=" ARGV[i + 3]
+        }
+    }' $waiting
+    waiting=
 }
-
-mark_cpu() { awk -F: '/^(model name|physical id|cpu cores|siblings|flags|processor)/ {
-    if (/^processor/) { n++; next } if (!seen[$0]++) print "|" $0 } END { print "|threads: " n }'; }
-
-# pid, state, parent, resident pages, start in ticks since boot, name (which may hold blanks and brackets)
-mark_processes() { awk '{ a = index($0, "("); b = 0; for (i = length($0); i > 0; i--) if (substr($0, i, 1) == ")") { b = i; break }
-    split(substr($0, b + 2), f, " "); print "|" $1, f[1], f[2], f[22], f[20], substr($0, a + 1, b - a - 1) }'; }
 
 # bounded DEADLINE_S COMMAND...: run it, end it at its deadline. Busybox's own timeout leaves a watcher that holds our pipes
 # open for a second after each command, so with it the watching is done here.
@@ -63,7 +80,7 @@ bounded() {
     "$@" &
     child=$!
     (
-        exec >/dev/null 2>&1 4>&- 5>&- 6>&-
+        exec >/dev/null 2>&1
         sleep "$seconds"
         kill -TERM $child
         sleep 1
@@ -76,7 +93,8 @@ bounded() {
     return $ended
 }
 
-# sec NAME DEADLINE_S COMMAND...: run it, print its section. $via names the function that marks its output.
+# sec NAME DEADLINE_S COMMAND...: run it; `tell` prints its section. $filter names what picks its lines, and a status up to
+# $lenient is one of success.
 sec() {
     name=$1 limit=$2
     shift 2
@@ -92,18 +110,16 @@ sec() {
         echo "@skip $name $1 is not installed"
         return
     fi
-    echo "@section $name"
-    # 4 is our output, 5 carries the exit status, 6 the errors.
-    result=$({ { { bounded "$limit" "$@" 4>&- 5>&-; echo "rc=$?" >&5; } 2>&6 | "$via" >&4; } 6>&1 | mark_errors; } 5>&1)
-    status=125
-    IFS='
-'
-    for line in $result; do
-        case $line in rc=*) status=${line#rc=} ;; *) printf '%s\n' "$line" ;; esac
-    done
-    unset IFS
+    bounded "$limit" "$@" >"$tmp/$name" 2>"$tmp/$name.err"
+    status=$?
+    [ "$status" -le "$lenient" ] && status=0
     clock
-    echo "@end $name rc=$status ms=$(((NOW - begun) * 10))"
+    waiting="$waiting $name $filter $status $(((NOW - begun) * 10)) $tmp/$name"
+}
+
+# own NAME FILE: a small file of the kernel's that can't hang, as it is.
+own() {
+    if [ -r "$2" ]; then waiting="$waiting $1 $filter 0 0 $2"; else sec "$1" 2 cat "$2"; fi
 }
 
 # files NAME PATTERN FILE...: the lines that match, each with the name of its file.
@@ -114,28 +130,27 @@ files() {
     # shellcheck disable=SC2086 # the names are patterns on purpose
     set -- $*
     set -f
-    sec "$name" 3 sh -c 'grep -HsE "$@"; test $? -le 2' grep "$pattern" "$@"
+    lenient=2 # grep: nothing matches, or a file is not there
+    sec "$name" 3 grep -HsE "$pattern" "$@"
+    lenient=0
 }
 
 smi_begin() {
     smi=none
     command -v nvidia-smi >/dev/null 2>&1 || { smi_skip="nvidia-smi is not installed"; return; }
-    case $stats in
-    *"(nvidia-smi) D "*) smi_skip="an nvidia-smi already hangs in an uninterruptible read (D state): no second one is started"; return ;;
-    esac
-    for folder in /dev/shm /run /tmp /var/tmp; do
-        tmp=$(mktemp -d "$folder/laoka-probe.XXXXXX" 2>/dev/null) && break
-    done
-    [ -n "$tmp" ] || { smi_skip="no folder to write its output to"; return; }
+    if grep -qs '(nvidia-smi) D ' "$tmp/processes"; then
+        smi_skip="an nvidia-smi already hangs in an uninterruptible read (D state): no second one is started"
+        return
+    fi
     smi=started
     clock
     smi_begun=$NOW
-    # In the background, into files: a wedged driver holds it for ever, and it must not hold us nor our output.
+    # In the background: a wedged driver holds it for ever.
     (
-        exec 4>&- >"$tmp/out" 2>"$tmp/err"
+        exec >"$tmp/nvidia-smi-xml" 2>"$tmp/nvidia-smi-xml.err"
         timeout -k 1 7 nvidia-smi -q -x
         echo $? >"$tmp/rc"
-    ) 4>&- >/dev/null 2>&1 &
+    ) >/dev/null 2>&1 &
 }
 
 smi_end() {
@@ -150,11 +165,7 @@ smi_end() {
     done
     status=124
     [ -s "$tmp/rc" ] && read -r status <"$tmp/rc"
-    echo "@section nvidia-smi-xml"
-    mark <"$tmp/out"
-    mark_errors <"$tmp/err"
-    echo "@end nvidia-smi-xml rc=$status ms=$(((NOW - smi_begun) * 10))"
-    rm -rf "$tmp"
+    waiting="$waiting nvidia-smi-xml plain $status $(((NOW - smi_begun) * 10)) $tmp/nvidia-smi-xml"
 }
 
 main() {
@@ -162,18 +173,28 @@ main() {
     export LC_ALL LANG PATH
     set -f
     unset IFS
-    exec 4>&1
     clock
     started=$NOW
     deadline=$((NOW + 880))
-    via=mark
-    tmp=
+    filter=plain lenient=0 waiting='' tmp=''
     echo "@laoka-probe 1"
     if ! command -v timeout >/dev/null 2>&1 || ! command -v awk >/dev/null 2>&1; then
         echo "@skip everything timeout or awk is not installed"
         echo "@done ms=0"
         return
     fi
+
+    # What commands say goes through files: a wedged driver can hold a command for ever, and it must not hold us nor our output.
+    for folder in /dev/shm /run /tmp /var/tmp; do
+        tmp=$(mktemp -d "$folder/laoka-probe.XXXXXX" 2>/dev/null) && break
+    done
+    if [ -z "$tmp" ]; then
+        echo "@skip everything no folder of /dev/shm, /run, /tmp and /var/tmp can be written"
+        echo "@done ms=0"
+        return
+    fi
+    trap 'rm -rf "$tmp"' 0
+    trap 'exit 1' 1 2 13 15
 
     busybox=no
     case $(timeout --help 2>&1) in *BusyBox*) busybox=yes ;; esac
@@ -192,21 +213,21 @@ main() {
     set -f
     files pci-attributes '' "$wanted"
     sec pci-links 2 sh -c 'ls -l "$0"/; for d in "$0"/*; do test -e "$d/driver" && printf "%s\n" "$d/driver"; done | xargs -r ls -ld; true' $dev
+    tell # from here on a command may meet hardware that hangs: what was read before it is out
     sec pci-config 2 sh -c 'for d in "$0"/*; do read -r v <"$d/vendor" || continue; [ "$v" = 0x10de ] || continue
         echo "${d##*/}" $(od -An -v -tx1 -N256 "$d/config"); done; true' $dev
     if [ -e /srv/laoka-sandbox/simulated ]; then
         echo "@skip iomem the memory map is that of the machine around the sandbox, not of the simulated board"
     else
-        sec iomem 2 cat /proc/iomem
+        own iomem /proc/iomem
     fi
 
-    via=mark_processes
-    stats=$(bounded 2 sh -c 'cat /proc/[0-9]*/stat' 2>/dev/null)
+    filter=processes
     sec processes 2 sh -c 'cat /proc/[0-9]*/stat 2>/dev/null; true'
-    via=mark
     smi_begin
+    tell
 
-    via=mark_kernel
+    filter=kernel
     if [ -e /srv/laoka-sandbox/simulated ]; then # a sandbox host has no kernel log of its own, but records in that form
         # (what is no plain character is \xHH in a record; a line feed begins a line of its own, as dmesg shows it)
         sec dmesg 2 awk '/^[0-9]+,/ { split($0, head, ","); n = split(substr($0, index($0, ";") + 1), lines, "\\\\x0a")
@@ -215,10 +236,11 @@ main() {
         sec dmesg 2 dmesg
     fi
     sec journal-kernel 3 journalctl _TRANSPORT=kernel -n 8000 -o short-unix --no-pager -q
-    via=mark
+    filter=plain
     sec boots 2 journalctl --list-boots --no-pager -q
     sec journal-previous-boot 2 journalctl -b -1 -n 40 -o short-unix --no-pager -q \
         -t kernel -t systemd -t systemd-shutdown -t systemd-journald -t systemd-logind
+    tell
     sec lspci 2 lspci -Dnnvvv -d 10de:
 
     files dmi '' /sys/class/dmi/id/bios_vendor /sys/class/dmi/id/bios_version /sys/class/dmi/id/bios_date \
@@ -237,11 +259,11 @@ main() {
 
     sec uname 2 uname -a
     sec os-release 2 sh -c 'cat /etc/os-release || cat /usr/lib/os-release'
-    sec cmdline 2 cat /proc/cmdline
-    via=mark_cpu
-    sec cpuinfo 2 cat /proc/cpuinfo
-    via=mark
-    sec meminfo 2 cat /proc/meminfo
+    own cmdline /proc/cmdline
+    filter=cpu
+    own cpuinfo /proc/cpuinfo
+    filter=plain
+    own meminfo /proc/meminfo
     files numa '' '/sys/devices/system/node/node[0-9]*/cpulist'
     sec glibc 2 getconf GNU_LIBC_VERSION
     sec python 2 sh -c 'for p in /usr/bin/python3 /usr/bin/python3.1? /usr/local/bin/python3.1?; do
@@ -255,13 +277,15 @@ main() {
     sec modinfo 3 sh -c 'for d in /lib/modules/*/; do test -d "$d" || continue; k=$(basename "$d") m=nvidia; echo "[$k]"
         modinfo -k "$k" nvidia-current >/dev/null 2>&1 && m=nvidia-current
         modinfo -k "$k" $m 2>&1 | grep -E "^(filename|version|license|signer|vermagic):|not found|ERROR"; done; true'
-    sec modules 2 cat /proc/modules
+    own modules /proc/modules
+    tell
     sec dkms-status 8 dkms status
     sec dkms-failures 2 sh -c 'test -e /var/log/apt/term.log || exit 0; grep -a "Bad return status for module build\|^Consult /var/lib/dkms" /var/log/apt/term.log | tail -n 8'
     files modprobe '^[^#]*(nouveau|nvidia|vfio)' '/etc/modprobe.d/*' '/lib/modprobe.d/*' '/usr/lib/modprobe.d/*' '/etc/modules-load.d/*' /etc/initramfs-tools/modules
     files grub '^[^#]*GRUB_' /etc/default/grub '/etc/default/grub.d/*'
     sec grubenv 2 sh -c 'cat /boot/grub/grubenv 2>/dev/null || cat /boot/grub2/grubenv'
     sec grub-menu 2 sh -c 'for f in /boot/grub/grub.cfg /boot/grub2/grub.cfg; do test -r "$f" && exec grep -E "^[[:space:]]*(menuentry|submenu) |set default=" "$f"; done; echo "no grub.cfg that may be read" >&2; exit 1'
+    tell
     sec nvidia-proc 2 cat /proc/driver/nvidia/version
     # The loader knows them in other places too (containers mount them where they like); Debian's own packages have the version
     # only at the end of a chain of links.
@@ -280,16 +304,21 @@ main() {
     files apt-sources '(nvidia|cuda)' '/etc/apt/sources.list' '/etc/apt/sources.list.d/*'
     sec apt-config 3 sh -c 'apt-config dump | grep -E "^(Unattended-Upgrade|APT::Periodic)"; true'
     # What is installed is asked for by name: a fixed list can't have every package that an upgrade could move.
-    installed=$(bounded 2 dpkg-query -W -f '${db:Status-Status} ${Package}\n' '*nvidia*' 'libcuda*' 'linux-image*' 'linux-headers*' \
-        'linux-generic*' 2>/dev/null | awk '$1 == "installed" { print $2 }')
-    # When its lists are newer than its cache, apt builds that anew and writes 80 MB. This only reads, so it is told to write none.
-    no_cache='-o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache='
-    [ -e /var/cache/apt/pkgcache.bin ] && [ -z "$(bounded 2 find /var/lib/apt/lists /var/lib/dpkg/status /etc/apt/sources.list \
-        /etc/apt/sources.list.d -maxdepth 1 -newer /var/cache/apt/pkgcache.bin 2>/dev/null)" ] && no_cache=
+    installed=$(awk '$3 ~ /^.i/ && $1 ~ /nvidia|^libcuda|^linux-(image|headers|generic)/ { print $1 }' "$tmp/packages" 2>/dev/null)
+    # apt keeps what it made of its lists, and of these with what is installed, and makes anew what is older than its source: 36 MB
+    # and 0.3 s each. This only reads, so it is told to write neither; the lists' half serves while they are unchanged.
+    no_cache=
+    older_than() { [ ! -e "$1" ] || [ -n "$(f=$1; shift; bounded 2 find "$@" -maxdepth 1 -newer "$f" 2>/dev/null)" ]; }
+    set -- /var/lib/apt/lists /etc/apt/sources.list /etc/apt/sources.list.d
+    if older_than /var/cache/apt/pkgcache.bin /var/lib/dpkg/status "$@"; then
+        no_cache='-o Dir::Cache::pkgcache='
+        older_than /var/cache/apt/srcpkgcache.bin "$@" && no_cache="$no_cache -o Dir::Cache::srcpkgcache="
+    fi
     # shellcheck disable=SC2086 # one word an option, one a name
     sec apt-policy 3 apt-cache $no_cache policy nvidia-driver-580-server nvidia-driver-580 nvidia-dkms-580-server nvidia-headless-580-server \
         nvidia-driver nvidia-driver-pinning-580 cuda-drivers cuda-drivers-580 cuda linux-image-generic linux-image-amd64 $installed
 
+    tell
     sec services 2 systemctl show -p Id,LoadState,ActiveState,SubState,UnitFileState,NRestarts \
         nvidia-persistenced.service unattended-upgrades.service apt-daily-upgrade.timer apt-daily.timer qwen-serve.service \
         rsyslog.service nvidia-fabricmanager.service gdm.service lightdm.service docker.service qwen-watchdog.service \
@@ -312,12 +341,14 @@ main() {
     else
         echo "@skip laoka nothing of it is installed here"
     fi
+    tell # a dead network folder holds df
     sec disks 3 df -kP
     sec inodes 3 df -iP
     sec log-size 2 du -sk /var/log
     sec journal-size 2 journalctl --disk-usage
     files journald '^[^#;]' /etc/systemd/journald.conf '/etc/systemd/journald.conf.d/*' '/run/systemd/journald.conf.d/*'
     files rsyslog-filters '(AER|RxErr|BadTLP|PCIe Bus Error)' /etc/rsyslog.conf '/etc/rsyslog.d/*'
+    tell
     sec installs 3 sh -c 'exec 2>/dev/null; ls -d /usr/local/cuda* /opt/cuda* /etc/alternatives/cuda; readlink /usr/local/cuda
         ls -d /usr/local/lib/python3*/*-packages/*.dist-info /usr/lib/python3/dist-packages/*.dist-info /opt/*/lib/python3*/site-packages/*.dist-info \
             /opt/*/*/lib/python3*/site-packages/*.dist-info /opt/*/*/*/lib/python3*/site-packages/*.dist-info /srv/*/lib/python3*/site-packages/*.dist-info \
@@ -325,7 +356,9 @@ main() {
             /home/*/*/*/lib/python3*/site-packages/*.dist-info /home/*/.local/lib/python3*/site-packages/*.dist-info |
             grep -E "/(torch|vllm|1cat_vllm|revolta[_a-z]*|flash_attn[_a-z0-9]*|triton|nvidia_cuda_runtime[_a-z0-9]*)-[^/]*$"; true'
     files hwmon '' '/sys/class/hwmon/hwmon*/name' '/sys/class/hwmon/hwmon*/temp*_input' '/sys/class/hwmon/hwmon*/fan*_input' '/sys/class/hwmon/hwmon*/pwm[0-9]'
+    tell
     smi_end
+    tell
     clock
     echo "@done ms=$(((NOW - started) * 10))"
 }

@@ -57,3 +57,8 @@ def test_the_probe_reads_what_apt_would_install_and_writes_no_cache_of_apts(ops_
     assert "linux-image-amd64:" in told and hosts.execute(ops_host, caches, check=True).stdout == ""
     hosts.execute(ops_host, "apt-cache policy", check=True)
     assert policy() == told
+    # What is installed changed since: the half of the cache that is made of the lists alone serves, and nothing is written.
+    hosts.execute(ops_host, "touch /var/lib/dpkg/status", check=True)
+    before = hosts.execute(ops_host, f"{caches} -printf '%p %s %T@\\n'", check=True).stdout
+    assert before.count("pkgcache.bin") == 2 and policy() == told
+    assert hosts.execute(ops_host, f"{caches} -printf '%p %s %T@\\n'", check=True).stdout == before
