@@ -70,7 +70,11 @@ def run_command(lang: Language, /, for_s: float, every_s: float, as_json: bool, 
 def prompts_command(lang: Language, /, log: str, block: int, as_json: bool) -> int:
     """Shared beginnings and what to reorder, out of a file that the guard wrote."""
     with Path(log).open(encoding="utf-8", errors="replace") as stream:
-        insight = analyse(_parse(stream), block)
+        lines = [line for line in stream if line.strip()]
+    noted = _parse(lines)
+    if lines and not noted:
+        raise click.ClickException(text("cache.not_noted", lang, name=log))
+    insight = analyse(noted, block)
     return _deliver(None, (), insight, as_json=as_json, lang=lang)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import io
@@ -11,7 +12,6 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
@@ -22,7 +22,7 @@ from laoka.cli.check import LOCAL, ssh_target
 from laoka.cli.inventory import targets_of_inventory
 from laoka.cli.main import EXIT_FINDINGS, EXIT_FINE, said
 from laoka.diagnose.chain import Diagnosis, Found, diagnose
-from laoka.diagnose.scan import Scan, scan
+from laoka.diagnose.scan import Readable, Scan, scan
 from laoka.fleet.inventory import InventoryUnread
 from laoka.host import collect
 from laoka.host.bundle import is_bundle
@@ -42,6 +42,8 @@ JOURNAL = (
 )
 PROGRESS_S = 2.0
 ESCAPE = 0x1B
+MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+"""How a text begins that is not UTF-8, and the codec that reads it, mark and all."""
 MOST_STRANGE = 0.05
 """Of random bytes a tenth are no text's."""
 
@@ -63,14 +65,28 @@ def read_log(name: str, lang: Language) -> tuple[Scan | None, HostReport | None]
             head = stream.read(4096)
             if not head:
                 raise click.ClickException(text("diagnose.empty", lang, name=name))
-            if not is_bundle(head) and not is_text(head):
-                raise click.ClickException(text("diagnose.no_text", lang, name=name))
-            if PROBE_MARK in head or (is_bundle(head) and name != "-" and is_capture(name)):
+            if name != "-" and (PROBE_MARK in head or (is_bundle(head) and is_capture(name))):
                 return None, collect.from_file(name)
-            if is_bundle(head) and name != "-":
-                with gzip.open(name, "rb") as unpacked:
-                    return scan(unpacked, name, _progress(name, lang)), None
-            return scan(_Joined(head, stream), name, _progress(name, lang)), None
+            if PROBE_MARK in head:
+                raise click.ClickException(text("diagnose.no_text", lang, name=name))
+            whole: Readable = _Joined(head, stream)
+            unpacked = _Unpacked(whole) if is_bundle(head) else None
+            if unpacked is not None:
+                head = unpacked.read(4096)
+                whole = _Joined(head, unpacked)
+                if is_tar(head):
+                    raise click.ClickException(text("diagnose.no_text", lang, name=name))
+            encoding = next((words for mark, words in MARKS.items() if head.startswith(mark)), None)
+            if encoding:
+                whole = _Recoded(whole, encoding)
+            elif not is_text(head):
+                raise click.ClickException(text("diagnose.no_text", lang, name=name))
+            found = scan(whole, name, _progress(name, lang))
+            if unpacked is not None and unpacked.cut:
+                if not found.hits and found.first_error is None:
+                    raise click.ClickException(text("diagnose.cut_nothing", lang, name=name))
+                click.echo(text("diagnose.cut", lang, name=name), err=True)
+            return found, None
     except CouldNotCollect as error:
         raise click.ClickException(str(error)) from None
     except (OSError, EOFError, zlib.error) as error:
@@ -80,8 +96,13 @@ def read_log(name: str, lang: Language) -> tuple[Scan | None, HostReport | None]
 def is_capture(name: str) -> bool:
     """Whether a packed file is a capture, and not a log that logrotate packed."""
     with gzip.open(name, "rb") as stream, contextlib.suppress(OSError, EOFError, zlib.error):
-        return stream.read(262)[257:262] == b"ustar"  # where a tar archive has its mark
+        return is_tar(stream.read(512))
     return False
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether bytes are the beginning of a tar archive."""
+    return head[257:262] == b"ustar"
 
 
 def is_text(head: bytes) -> bool:
@@ -90,15 +111,56 @@ def is_text(head: bytes) -> bool:
     return strange <= len(head) * MOST_STRANGE
 
 
+class _Unpacked:
+    """A packed stream, unpacked as far as it goes: a log that was cut off while it was packed or copied is still a log.
+
+    Errors: EOFError, zlib.error, OSError when not a byte of it can be unpacked.
+    """
+
+    def __init__(self, packed: Readable) -> None:
+        self._stream = gzip.GzipFile(fileobj=packed)  # type: ignore[call-overload]  # it only reads
+        self._begun = self.cut = False
+
+    def read(self, size: int, /) -> bytes:
+        pieces: list[bytes] = []
+        while size > 0 and not self.cut:
+            try:
+                piece = self._stream.read1(size)
+            except (EOFError, zlib.error, OSError):
+                if not self._begun:
+                    raise
+                self.cut = True
+                break
+            if not piece:
+                break
+            self._begun = True
+            size -= len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+class _Recoded:
+    """UTF-16, as PowerShell's `>` writes it, as UTF-8."""
+
+    def __init__(self, stream: Readable, encoding: str) -> None:
+        self._stream, self._decoder = stream, codecs.getincrementaldecoder(encoding)(errors="replace")
+
+    def read(self, size: int, /) -> bytes:
+        while piece := self._stream.read(size):
+            if found := self._decoder.decode(piece):
+                return found.encode("utf-8", errors="replace")
+        return b""
+
+
 class _Joined:
     """A stream whose first bytes were read already."""
 
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+    def __init__(self, head: bytes, rest: Readable) -> None:
         self._head, self._rest = head, rest
 
     def read(self, size: int, /) -> bytes:
-        head, self._head = self._head, b""
-        return head + self._rest.read(max(0, size - len(head)))
+        head, self._head = self._head[:size], self._head[size:]
+        return head + self._rest.read(size - len(head)) if size > len(head) else head
 
 
 def _progress(name: str, lang: Language) -> Callable[[int], None]:

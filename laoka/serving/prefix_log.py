@@ -92,5 +92,5 @@ def parse_line(line: str) -> Noted | None:
             str(raw["run"]), float(raw["time_s"]), int(raw["tokens"]), tuple(map(str, raw["prefix"])),
             tuple((str(digest), int(length)) for digest, length in raw["chunks"]),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

@@ -6,11 +6,13 @@ import gzip
 import io
 import json
 import random
+import tarfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -381,7 +383,65 @@ def test_a_rotated_log_is_unpacked_as_it_is_read(tmp_path: Path) -> None:
     log.write_bytes(gzip.compress((START + errors(LINES["oom"])).encode()))
     assert json.loads(run(str(log), "--json")[1])["root_cause"]["line_number"] == 101
     log.write_bytes(gzip.compress(START.encode() * 50)[:-40])
-    assert run(str(log))[0] == 2
+    assert "cut off" in refused(str(log))
+
+
+def refused(*words: str) -> str:
+    """Why logs could not be read."""
+    done = CliRunner().invoke(cli, ["diagnose", *words], standalone_mode=False)
+    assert isinstance(done.exception, click.ClickException), done.output
+    return done.exception.message
+
+
+def test_a_packed_log_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log.1.gz"
+    rest = "".join(f"INFO {number * 7919 % 100003} tokens\n" for number in range(20000))
+    whole = gzip.compress((START + errors(LINES["oom"]) + rest).encode())
+    for cut in (len(whole) - 1, len(whole) - 9, len(whole) // 2):
+        log.write_bytes(whole[:cut])
+        done = CliRunner().invoke(cli, ["diagnose", str(log), "--json"], standalone_mode=False)
+        assert done.return_value == 1 and json.loads(done.stdout)["root_cause"]["line_number"] == 101
+        assert "it was read as far as it goes" in done.stderr
+    spoiled = bytearray(whole)
+    spoiled[len(whole) // 2 : len(whole) // 2 + 200] = bytes(200)
+    log.write_bytes(spoiled)
+    assert run(str(log))[0] == 1
+    for size in (2, 9, 12):
+        log.write_bytes(whole[:size])
+        assert str(log) in refused(str(log))
+
+
+def test_a_packed_log_is_unpacked_from_a_pipe_too(tmp_path: Path) -> None:
+    def piped(content: bytes) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, ["diagnose", "-", "--json"], input=content, standalone_mode=False)
+        status = (
+            done.return_value
+            if isinstance(done.return_value, int)
+            else 2
+            if isinstance(done.exception, click.ClickException)
+            else -1
+        )
+        return status, done.output if status != 2 else str(done.exception)
+
+    status, output = piped(gzip.compress((START + errors(LINES["oom"])).encode()))
+    assert status == 1 and json.loads(output)["root_cause"]["line_number"] == 101
+    assert piped(gzip.compress(START.encode()))[0] == 0
+    capture = io.BytesIO()
+    with tarfile.open(fileobj=capture, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("report.txt"))
+    assert piped(capture.getvalue())[0] == 2 and piped(gzip.compress(bytes(range(256)) * 40))[0] == 2 and piped(b"")[0] == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_log_that_powershell_wrote_is_read(tmp_path: Path, encoding: str, packed: bool) -> None:
+    mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
+    content = (mark + (START + errors(LINES["oom"])).replace("\n", "\r\n")).encode(encoding)
+    log = tmp_path / "vllm.log"
+    log.write_bytes(gzip.compress(content) if packed else content)
+    status, output = run(str(log), "--json")
+    assert status == 1 and json.loads(output)["root_cause"]["line_number"] == 101
+    assert json.loads(output)["root_cause"]["evidence"] == LINES["oom"]
 
 
 def test_exit_statuses_and_both_languages(tmp_path: Path) -> None:

@@ -157,6 +157,26 @@ def test_the_noter_writes_hashes_of_what_passes(engine: tuple[int, list[Any]], t
     assert done.return_value == 0 and json.loads(done.output)["prompts"]["shared"][0]["requests"] == 3
 
 
+@pytest.mark.parametrize(
+    "content", [b"\x00\xff\x1f\x8b", b"ERROR: a log\r\n", b"{}", b"[]\n[]", b'{"tokens": 1e999}', b"[" * 100000]
+)
+def test_a_file_that_the_guard_did_not_write_is_told(tmp_path: Path, content: bytes) -> None:
+    log = tmp_path / "prefixes.jsonl"
+    log.write_bytes(content)
+    done = CliRunner().invoke(cli, ["cache", "prompts", str(log)])
+    assert done.exit_code != 0 and "no line of it is one that the guard notes" in done.output
+    log.write_bytes(b"")
+    assert CliRunner().invoke(cli, ["cache", "prompts", str(log)], standalone_mode=False).return_value == 0, "nothing noted yet"
+
+
+def test_a_line_may_be_cut_off(tmp_path: Path) -> None:
+    log = tmp_path / "prefixes.jsonl"
+    line = json.dumps({"run": "r", "time_s": 1.0, "tokens": 40, "prefix": ["a", "b"], "chunks": [["c", 20]]})
+    log.write_text(f'{line}\r\n\n{{"run": "r", "time_s": 1e999, "tokens": 1e999\n{line}\n{line[:-9]}')
+    done = CliRunner().invoke(cli, ["cache", "prompts", str(log), "--json"], standalone_mode=False)
+    assert json.loads(done.output)["prompts"]["requests"] == 2
+
+
 def test_too_many_waiting_are_dropped_not_kept(tmp_path: Path) -> None:
     def nowhere() -> HTTPConnection:
         time.sleep(5)
