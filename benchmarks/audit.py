@@ -34,7 +34,7 @@ from laoka.sandbox.lab import HostFolder, Lab, open_lab
 
 COUNTS, CAPTURES = (1, 10, 50), 500
 EXEC_RATIO, ANSIBLE_RATIO, HOST_MB, CAPTURES_LIMIT_S = 1.5, 20.0, 1.0, 10.0
-AT_ONCE = 8
+AT_ONCE = 16
 """The hosts share this machine's cores: with more at once, probes would run into their own deadline."""
 INVENTORY = "inventories/sandbox.py"
 SAVED = "/root/probe.txt"
@@ -112,7 +112,7 @@ def round_of(lab: Lab, up: Sequence[HostFolder], ansible: list[str], audits: dic
     tools, count = Path(sys.executable).parent, len(up)
     for host in up:  # its key is known, apt has its caches, and its answer is kept for the row "answers ready"
         hosts.execute(host, f"apt-cache gencaches -q && sh -s > {SAVED}", stdin=probe.script(), check=True)
-    print(f"# the probe takes {probe_cpu_s(up[0]):.2f} s of CPU on {up[0].name}", flush=True)
+    probe_s = probe_cpu_s(up[0])
     plain = measured([str(tools / "pyinfra"), INVENTORY, "exec", "--", "true"], env)
     told = measured([str(tools / "laoka"), "audit", INVENTORY, "--json", "--parallel", str(AT_ONCE)], env, (0, 1))
     ready = measured([sys.executable, "-m", "benchmarks.audit", "--answers-ready"], env)
@@ -125,6 +125,11 @@ def round_of(lab: Lab, up: Sequence[HostFolder], ansible: list[str], audits: dic
         (f"Ansible, setup + {len(COMMANDS) + 2} tasks", rival, f"{rival.wall_s / told.wall_s:.1f} times laoka audit"),
     ):
         print(f"{count:<7}{what:<34}{cost.wall_s:<9.1f}{cost.cpu_s:<8.1f}{cost.rss_mb:<7.0f}{ratio}", flush=True)
+    had = told.wall_s * (os.cpu_count() or 1)
+    print(
+        f"# of the {had:.1f} CPU s that {os.cpu_count()} cores have in {told.wall_s:.1f} s, {count} probes take "
+        f"{count * probe_s:.1f} ({probe_s:.2f} each, on the hosts), laoka and its ssh {told.cpu_s:.1f}", flush=True,
+    )  # fmt: skip
     if count < max(COUNTS):
         return []
     missed = [f"{EXEC_RATIO:g} times exec at {count}"] if told.wall_s > EXEC_RATIO * plain.wall_s else []

@@ -23,7 +23,7 @@ from laoka.host.unread import Maybe, Unread
 DAY_S = 86400
 ALERT_TEST_MAX_AGE_S = 90 * DAY_S
 STATE_MAX_AGE_S = 60
-"""The watchdog writes its state every two seconds."""
+"""The watchdog writes its state every few seconds, also when there is no news."""
 RECENT_S = 7 * DAY_S
 
 # What `laoka check` looks at and an audit repeats: drift of driver, kernel and cards, and whatever stops a deploy.
