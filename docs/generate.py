@@ -172,7 +172,7 @@ def cards_page(lang: Language) -> str:
     about = say(
         lang,
         "Every card of the catalogue. A figure without a source is shown as `?`; laoka reads it from the card then.",
-        "目录里的全部显卡。没有来源的数字显示为 `?`，这时 laoka 会从显卡上读取。",
+        "资料库里的全部显卡。没有来源的数字显示为 `?`，这时 laoka 会从显卡上读取。",
     )
     heads = (
         "id", say(lang, "name", "名称"), "PCI", "sm", "MiB", "BAR1 MiB", "W", say(lang, "last driver branch", "最后的驱动分支"),
@@ -217,7 +217,7 @@ def engines_page(lang: Language) -> str:
     about = say(
         lang,
         "Every engine release of the catalogue, newest first for each name. A V100 is sm 70.",
-        "目录里的全部引擎版本，每个名称按从新到旧排列。V100 是 sm 70。",
+        "资料库里的全部引擎版本，每个名称按从新到旧排列。V100 是 sm 70。",
     )
     return head(lang, say(lang, "Engine releases", "引擎版本"), about) + "\n" + table(heads, rows) + "\n"
 

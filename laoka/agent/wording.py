@@ -158,7 +158,7 @@ def line_of(item: Seen, config: Config) -> str:
     values: dict[str, object] = {"bdf": signal.bdf or "?", "subject": signal.subject, **signal.values}
     if signal.kind == "xid" and signal.xid is not None:
         row = xids.by_number(signal.xid)
-        unknown = "not in the catalogue" if config.lang == "en" else "目录中没有"
+        unknown = "not in the catalogue" if config.lang == "en" else "资料库中没有"
         name = unknown if row is None else row.name if config.lang == "en" else row.name_zh
         values = {"xid": signal.xid, "name": name, "body": "", **values}
     line = text(f"watchdog.seen.{signal.kind}", config.lang, **values)
