@@ -153,7 +153,7 @@ def verdict(lang: Language, outcome: Stack | Refusal) -> str:
     if isinstance(outcome, Refusal):
         return cell(", ".join(sorted({item.constraint for item in outcome.violations})))
     most = f"{outcome.memory.max_context:,}" if outcome.memory.max_context else "?"
-    fits = say(lang, f"{most} tokens", f"{most} 词元") if outcome.memory.fits else say(lang, "**does not fit**", "**放不下**")
+    fits = say(lang, f"{most} tokens", f"{most} token") if outcome.memory.fits else say(lang, "**does not fit**", "**放不下**")
     return f"{outcome.engine.pin}: {fits}"
 
 
@@ -183,7 +183,7 @@ def cards_page(lang: Language) -> str:
         f"What the resolver answers for the default model (`{DEFAULT_MODEL}`, {DEFAULT_CONTEXT_TOKENS:,} tokens for one request, "
         f"{DEFAULT_OS}): engine and the most context that fits, or the constraint that is not met. Arithmetic, not a measurement: "
         "`laoka plan --gpu NAME` shows the sum.",
-        f"解析器对默认模型的回答（`{DEFAULT_MODEL}`，单个请求 {DEFAULT_CONTEXT_TOKENS:,} 词元，{DEFAULT_OS}）：引擎和最多能放下的上下文，"
+        f"解析器对默认模型的回答（`{DEFAULT_MODEL}`，单个请求 {DEFAULT_CONTEXT_TOKENS:,} token，{DEFAULT_OS}）：引擎和最多能放下的上下文，"
         "或者不满足的条件。这是计算结果，不是实测：用 `laoka plan --gpu 名称` 查看算式。",
     )
     counts = [say(lang, f"{count} card" + "s" * (count > 1), f"{count} 张") for count in CARD_COUNTS]

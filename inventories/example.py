@@ -19,7 +19,7 @@ gpu_hosts = (
             "x99-tower",
             {
                 "ssh_hostname": "192.168.7.21",
-                # What must be there. Find the addresses with `lspci -nn -d 10de:`; a card that is missing later is an
+                # What must be there. Find the addresses with `lspci -D -nn -d 10de:`; a card that is missing later is an
                 # incident, and a card that is missing now stops the deploy. "slot" is what the alert calls it.
                 "expected_gpus": [
                     {"bdf": "0000:03:00.0", "device_id": "10de:1db6", "slot": "upper slot"},

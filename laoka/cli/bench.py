@@ -188,10 +188,22 @@ def place_of(
 @place_options
 @click.option("-o", "--output", metavar="NAME", help="Write NAME.json, NAME.csv and NAME.svg.")
 @click.option("--json", "as_json", is_flag=True, help="The whole result as JSON instead of tables.")
-@click.option("--repeats", type=click.IntRange(1, 50), default=Recipe.repeats, show_default=True)
-@click.option("--concurrency", default=",".join(map(str, Recipe.concurrency)), show_default=True, metavar="N,N,...")
-@click.option("--prompt-tokens", type=click.IntRange(1), default=Recipe.prompt_tokens, show_default=True)
-@click.option("--output-tokens", type=click.IntRange(1), default=Recipe.output_tokens, show_default=True)
+@click.option(
+    "--repeats", type=click.IntRange(1, 50), default=Recipe.repeats, show_default=True, help="Times that each cell is measured."
+)
+@click.option(
+    "--concurrency",
+    default=",".join(map(str, Recipe.concurrency)),
+    show_default=True,
+    metavar="N,N,...",
+    help="Requests at once, one cell for each number.",
+)
+@click.option(
+    "--prompt-tokens", type=click.IntRange(1), default=Recipe.prompt_tokens, show_default=True, help="Tokens in, of each request."
+)
+@click.option(
+    "--output-tokens", type=click.IntRange(1), default=Recipe.output_tokens, show_default=True, help="Tokens out, of each request."
+)
 @click.option(
     "--prefix-cache",
     type=click.Choice(("defeated", "measured")),
@@ -200,8 +212,15 @@ def place_of(
     help="measured: each prompt of the prefill test is sent twice, and the second one counts apart.",
 )
 @click.option("--limits", metavar="N,N,...", help="Measure at each max-model-len, such as 4096,8192: restarts the unit on --host.")
-@click.option("--goodput", metavar="ttft:MS,tpot:MS,e2el:MS", help="Limits that a good request meets.")
-@click.option("--lock", "lock_file", type=click.Path(dir_okay=False), default=LOCK_NAME, show_default=True)
+@click.option("--goodput", metavar="ttft:MS,tpot:MS,e2el:MS", help="Limits in ms that a good request meets.")
+@click.option(
+    "--lock",
+    "lock_file",
+    type=click.Path(dir_okay=False),
+    default=LOCK_NAME,
+    show_default=True,
+    help="Lock file whose hash the result notes.",
+)
 @click.option(
     "--baseline",
     "as_baseline",
@@ -505,8 +524,14 @@ def show_lines(lines: Sequence[Line], differ: Sequence[str], names: tuple[str, s
 @click.option("-o", "--output", metavar="NAME", help="Write NAME.json and NAME.svg.")
 @click.option("--json", "as_json", is_flag=True, help="The whole result as JSON instead of a table.")
 @click.option("--most", type=click.IntRange(1, 1024), default=64, show_default=True, help="Requests at once, at the most.")
-@click.option("--requests-per-stream", type=click.IntRange(1, 100), default=Recipe.requests_per_stream, show_default=True)
-@click.option("--goodput", metavar="ttft:MS,tpot:MS,e2el:MS", help="Limits that 99 % of the requests have to meet.")
+@click.option(
+    "--requests-per-stream",
+    type=click.IntRange(1, 100),
+    default=Recipe.requests_per_stream,
+    show_default=True,
+    help="Requests of each stream, one after the other.",
+)
+@click.option("--goodput", metavar="ttft:MS,tpot:MS,e2el:MS", help="Limits in ms that 99 % of the requests have to meet.")
 @click.pass_obj
 def ramp_command(
     lang: Language, /, output: str | None, as_json: bool, most: int, requests_per_stream: int, goodput: str | None, **place: Any

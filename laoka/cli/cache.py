@@ -34,15 +34,25 @@ def command() -> None:
     laoka cache http://10.0.0.7:8080 --host root@10.0.0.7     and what the guard noted: shared beginnings, what to reorder
     laoka cache prompts prefixes.jsonl                        the same from a file
 
-    The guard notes keyed hashes of token blocks, never text, and only with `gateway_prefix_log: True` in the inventory.
-    Exit status: 0 fine, 1 prompts could be ordered better, 2 could not read.
+    The guard (qwen-guard behind the gateway) notes keyed hashes of token blocks, never text, and only with
+    `gateway_prefix_log: True` in the inventory. Exit status: 0 fine, 1 prompts could be ordered better, 2 could not read.
     """
 
 
 @command.command("run")
 @place_options
-@click.option("--for", "for_s", type=click.FloatRange(0, 86400), default=0.0, metavar="S", help="Watch for so many seconds.")
-@click.option("--every", "every_s", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, metavar="S")
+@click.option(
+    "--for", "for_s", type=click.FloatRange(0, 86400), default=0.0, metavar="S", help="Watch for so many seconds [0: ask once]."
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two looks.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def run_command(lang: Language, /, for_s: float, every_s: float, as_json: bool, **place: Any) -> int:

@@ -6,7 +6,7 @@ import click
 
 from laoka import __version__, checks
 from laoka.cli.check import LOCAL, ssh_target
-from laoka.cli.main import EXIT_FINE
+from laoka.cli.main import EXIT_FINE, said
 from laoka.files import write_atomic
 from laoka.host import collect
 from laoka.host.bundle import write_bundle
@@ -60,8 +60,6 @@ def command(target: str, output: str, key_file: str | None, jump: str | None) ->
         write_atomic(output, data, mode=0o600)
     except OSError as error:
         raise click.ClickException(f"{output}: {error.strerror}") from None
-    replaced = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "nothing"
-    click.echo(
-        f"{output}: {len(data)} bytes; replaced: {replaced}. Look into it before you send it: tar xOzf {output} probe.txt", err=True
-    )
+    replaced = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "0"
+    click.echo(said("captured", file=output, size_bytes=len(data), replaced=replaced), err=True)
     return EXIT_FINE

@@ -181,7 +181,7 @@ def show(result: HostResult, lang: Language, console: Console, *, everything: bo
             _show_finding(finding, lang, console)
     if not everything:
         _show_unread(result.findings, lang, console)
-    counts = [f"{sum(f.severity == s for f in result.findings)} {s}" for s in reversed(SEVERITIES)]
+    counts = [f"{sum(f.severity == s for f in result.findings)} {text(f'checks.count.{s}', lang)}" for s in reversed(SEVERITIES)]
     console.print(Padding(Text(", ".join(counts), style="dim"), (1, 0, 0, 0)))
 
 
@@ -217,7 +217,7 @@ def _show_unread(findings: Iterable[Finding], lang: Language, console: Console) 
         return
     console.print(Padding(Text(text("checks.could-not-read", lang), style="bold"), (1, 0, 0, 0)))
     for reason, ids in reasons.items():
-        line = Text.assemble((f"{MARKS['unknown']} ", STYLES["unknown"]), f"{reason}: ", (", ".join(ids), "dim"))
+        line = Text.assemble((f"{MARKS['unknown']} ", STYLES["unknown"]), f"{error_text(reason, lang)}: ", (", ".join(ids), "dim"))
         console.print(Padding(line, (0, 0, 0, 2)))
 
 

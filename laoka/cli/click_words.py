@@ -21,6 +21,8 @@ from laoka.catalog.messages import Language, area
 from laoka.cli import wide_text
 
 MODULES = (click.core, click.decorators, click.exceptions, click.formatting, click.parser, click.termui, click.types)
+# click's own name is "integer range", in errors ("'two' is not a valid integer range") and in help.
+click.types.IntRange.name, click.types.FloatRange.name = "integer", "number"
 OF_CLICK = {name: vars(click.formatting)[name] for name in ("term_len", "wrap_text")}
 
 

@@ -15,8 +15,8 @@ SHELLS = ("bash", "zsh", "fish")
 def command(shell: str) -> int:
     """Print the completion script of SHELL.
 
-    bash: laoka completion bash > /etc/bash_completion.d/laoka. zsh: into a file _laoka of $fpath. fish: into
-    ~/.config/fish/completions/laoka.fish.
+    Write it into a file. bash: ~/.local/share/bash-completion/completions/laoka. zsh: _laoka in a folder of $fpath. fish:
+    ~/.config/fish/completions/laoka.fish. Then open a new shell.
     """
     made = get_completion_class(shell)
     assert made is not None, "click has these three"

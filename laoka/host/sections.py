@@ -109,7 +109,10 @@ def parse(text: str) -> Sections:
         elif done := _DONE.match(line):
             complete, duration_ms = True, int(done[1]) if done[1] else None
     if not begun:
-        raise NotAProbe("not the output of laoka's probe: its first line (@laoka-probe) is missing")
+        raise NotAProbe(
+            "not the output of laoka's probe (no line @laoka-probe). A log: laoka diagnose FILE; one command's output: "
+            "laoka check --file KIND=FILE"
+        )
     if name is not None:
         by_name[name] = Section(name, 0, _text(out), _text(err), cut_off=True)
     return Sections(by_name, skipped, complete, duration_ms)

@@ -422,8 +422,12 @@ def find(store: Path, words: str) -> Revision:
         found = [item for item in everything if len(words) >= 4 and item.revision.startswith(words)]
     if len(found) == 1:
         return found[0]
-    have = ", ".join(f"{item.model_id}@{item.revision[:12]}" for item in (found or everything)) or "nothing yet"
-    raise ModelError(f"{words!r} names {len(found) or 'no'} revision{'s' if found else ''} here; there is: {have}")
+    if not everything:
+        raise ModelError(f"{store}: no model is here yet: laoka model fetch ORG/NAME --revision COMMIT")
+    have = ", ".join(f"{item.model_id}@{item.revision[:12]}" for item in (found or everything))
+    if found:
+        raise ModelError(f"{words!r} names {len(found)} revisions here: write more of it; there is: {have}")
+    raise ModelError(f"{words!r} names no revision here; there is: {have}")
 
 
 def sources_noted(store: Path, model_id: str, revision: str) -> tuple[str, ...]:

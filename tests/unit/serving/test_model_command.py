@@ -115,7 +115,7 @@ def test_prune_asks_and_keeps_what_is_in_use(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_what_goes_wrong_is_one_line(hub: Hub, tmp_path: Path) -> None:
-    assert "no revision here; there is: nothing yet" in failure(tmp_path, "use", "org/other")
+    assert "no model is here yet: laoka model fetch ORG/NAME" in failure(tmp_path, "use", "org/other")
     assert "ORG/NAME" in failure(tmp_path, "fetch", "nonsense", "--revision", "0" * 40)
     assert "write PATH=SHA256" in failure(tmp_path, "fetch", REPO, "--revision", COMMIT, "--pin", "x=1")
     assert "name a revision" in failure(tmp_path, "fetch", REPO)
