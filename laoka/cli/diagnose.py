@@ -41,6 +41,8 @@ JOURNAL = (
     "journalctl --no-pager -q -o short-iso -n {lines} SYSLOG_IDENTIFIER=qwen-serve $ids + _TRANSPORT=kernel"
 )
 PROGRESS_S = 2.0
+COLON: dict[Language, str] = {"en": ": ", "zh": "："}
+SEMICOLON: dict[Language, str] = {"en": "; ", "zh": "；"}
 ESCAPE = 0x1B
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """How a text begins that is not UTF-8, and the codec that reads it, mark and all."""
@@ -263,15 +265,15 @@ def show(found: Diagnosis, lang: Language) -> None:
     click.echo(text("diagnose.steps", lang))
     for step in found.walked:
         words = [*step.found, *(text(f"diagnose.{key}", lang) for key in step.ruled_out)]
-        click.echo(f"  {text(f'diagnose.step_{step.step}', lang)}: {'; '.join(words) or '-'}")
+        click.echo(f"  {text(f'diagnose.step_{step.step}', lang)}{COLON[lang]}{SEMICOLON[lang].join(words) or '-'}")
 
 
 def _show_found(found: Found, head: str, lang: Language) -> None:
     title, cause, fix = found.words[lang]
-    click.echo(f"{head}: {title} [{found.id}]")
-    click.echo(f"  {text('diagnose.evidence', lang)}: {_place(found)}{found.evidence}")
-    click.echo(f"  {text('diagnose.cause', lang)}: {cause}")
-    click.echo(f"  -> {text('diagnose.fix', lang)}: {fix}")
+    click.echo(f"{head}{COLON[lang]}{title} [{found.id}]")
+    click.echo(f"  {text('diagnose.evidence', lang)}{COLON[lang]}{_place(found)}{found.evidence}")
+    click.echo(f"  {text('diagnose.cause', lang)}{COLON[lang]}{cause}")
+    click.echo(f"  -> {text('diagnose.fix', lang)}{COLON[lang]}{fix}")
 
 
 def _place(found: Found) -> str:

@@ -79,6 +79,7 @@ def test_no_message_is_too_odd_or_too_long(text: str, times: int) -> None:
         ("lock nothere.py", 2, "laoka lock: nothere.py：没有这个清单文件"),
         ("check /etc/hostname", 2, "不是 laoka 探测脚本的输出"),
         ("check nothere.py", 2, "错误：nothere.py：没有这个清单文件"),
+        ("sandbox --lab A_B status", 2, "沙盒不能叫 'A_B'"),
         ("bench compare /etc/hostname /etc/hostname", 2, "不是 JSON"),
         ("model verify A/B --store /none", 2, None),
     ],

@@ -40,6 +40,16 @@ def test_every_text_of_the_help_is_told_in_chinese_and_nothing_else() -> None:
     assert set(translations("help")) == told, "add or mend the text in laoka/catalog/translations/help.toml"
 
 
+def test_every_option_says_what_it_is_for() -> None:
+    silent = [
+        f"{' '.join(path)} {parameter.opts[0]}"
+        for path, command in ALL.items()
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.help
+    ]
+    assert silent == []
+
+
 @pytest.mark.parametrize("name", ["help", "keys"])
 def test_a_chinese_text_keeps_the_words_that_are_typed(name: str) -> None:
     """Options, paths, names of variables and of commands are the same in both: what is copied out of a text must work."""

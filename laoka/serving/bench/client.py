@@ -213,7 +213,9 @@ class Client:
         except aiohttp.InvalidURL:
             raise BenchError(f"{self.target.url}: not a URL: write http://HOST:PORT") from None
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError) as error:
-            raise BenchError(f"{self.target.root}: no answer: {error or type(error).__name__}") from None
+            raise BenchError(
+                f"{self.target.root}: no answer: {error or type(error).__name__} (on its host: systemctl status qwen-serve)"
+            ) from None
         if answer.status in (401, 403):
             raise BenchError(f"{self.target.root}: it wants an API key: --api-key-file FILE")
         if answer.status != 200:
