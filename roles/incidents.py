@@ -32,15 +32,16 @@ def _class(name: str, severity: str, lang: Language) -> str:
     if any(told(name, row.action, lang) != steps for row in xids.xids() if row.incident_class == name and row.volta):
         without = f" {text('incidents.else', lang)} {steps}" if signs else ""
         steps = text("incidents.by_xid", lang) + without
+    colon = "：" if lang == "zh" else ": "
     return "\n".join(
         (
             f"### {text(f'watchdog.class.{name}', lang)} (`{name}`)",
             "",
-            f"- {text('incidents.severity', lang)}: {text(f'incidents.severity.{severity}', lang)}",
-            f"- {text('incidents.signs', lang)}: {'; '.join(seen)}",
-            f"- {text('incidents.cause', lang)}: {text(f'watchdog.why.{name}', lang)}",
-            f"- {text('incidents.watchdog', lang)}: {steps}",
-            f"- {text('incidents.you', lang)}: {_safe(text(f'watchdog.next.{name}', lang, **values))}",
+            f"- {text('incidents.severity', lang)}{colon}{text(f'incidents.severity.{severity}', lang)}",
+            f"- {text('incidents.signs', lang)}{colon}{'; '.join(seen)}",
+            f"- {text('incidents.cause', lang)}{colon}{text(f'watchdog.why.{name}', lang)}",
+            f"- {text('incidents.watchdog', lang)}{colon}{steps}",
+            f"- {text('incidents.you', lang)}{colon}{_safe(text(f'watchdog.next.{name}', lang, **values))}",
         )
     )
 

@@ -27,7 +27,7 @@ run before anything changes; `laoka plan` and `laoka lock` refuse it, the comman
     "zh": """\
 # 清单的键
 
-laoka 从清单读取的全部键，按 role 排列。由各设置的类型生成，请勿手工修改。
+laoka 从清单读取的全部键，按角色排列。由各设置的类型生成，请勿手工修改。
 
 键可以写在主机的数据、组的数据，或 `inventories/group_data/` 里；主机自己的优先。此外还可以写 pyinfra 自己的键
 （`ssh_hostname`、`ssh_user`、`ssh_key`、`ssh_config_file`、`_sudo` 等）。其他任何键都会让运行在改动之前停下；
