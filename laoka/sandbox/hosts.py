@@ -37,7 +37,7 @@ CARD_IN_HOST = "/srv/laoka-sandbox"
 def check_machine() -> None:
     """Refuse with one line, and the command that helps, what the sandbox can't do without. Errors: SandboxError."""
     if os.geteuid() != 0:
-        raise SandboxError("the sandbox makes hosts with their own network and mounts and needs root: sudo .venv/bin/laoka sandbox up")
+        raise SandboxError("the sandbox makes hosts with a network of their own and needs root: sudo .venv/bin/laoka sandbox up")
     missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool)})
     if missing:
         raise SandboxError(f"the sandbox needs tools that are missing: apt-get install {' '.join(missing)}")
