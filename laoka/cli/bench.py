@@ -74,7 +74,7 @@ def command() -> None:
 
     \b
     laoka bench http://127.0.0.1:8000                      measure a server
-    laoka bench http://10.0.0.7:8080 --host root@10.0.0.7 --api-key-file KEY -o today
+    laoka bench http://10.0.0.7:8080 --host ops@10.0.0.7 --api-key-file KEY -o today
     laoka bench compare before.json today.json             ratios, and what is only noise
 
     Exit status: 0 measured, 1 measured but something spoils the figures (or a figure is worse), 2 could not measure.

@@ -31,7 +31,7 @@ def command() -> None:
     \b
     laoka cache http://127.0.0.1:8000                         hit rate since the start
     laoka cache http://127.0.0.1:8000 --for 600 --every 30    and over time
-    laoka cache http://10.0.0.7:8080 --host root@10.0.0.7     and what the guard noted: shared beginnings, what to reorder
+    laoka cache http://10.0.0.7:8080 --host ops@10.0.0.7      and what the guard noted: shared beginnings, what to reorder
     laoka cache prompts prefixes.jsonl                        the same from a file
 
     The guard (qwen-guard behind the gateway) notes keyed hashes of token blocks, never text, and only with

@@ -199,7 +199,7 @@ def command(
 
     \b
     laoka diagnose vllm.log                   a log of any size; - is standard input
-    laoka diagnose root@10.0.0.7              the journal of its model server and kernel, and its hardware
+    laoka diagnose ops@10.0.0.7               the journal of its model server and kernel, and its hardware
     laoka diagnose inventories/lab.py --host x99-tower
     laoka diagnose capture.tar.gz vllm.log    both together
 
