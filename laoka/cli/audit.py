@@ -196,7 +196,11 @@ def tell_changes(old: Mapping[str, Any], new: Mapping[str, Any], since: str, lan
 @click.option("--lock", "lock_file", metavar="FILE", help=f"Lock file [{NAME} in this folder, where it has these hosts].")
 @click.option("--limit", multiple=True, metavar="PATTERN", help="Only hosts or groups of this name or pattern (repeat).")
 @click.option("--captures", type=click.Path(exists=True, file_okay=False), help="Judge captures in this folder, HOST.tar.gz each.")
-@click.option("--policy", type=click.Path(exists=True, dir_okay=False), help="Findings that are accepted (TOML).")
+@click.option(
+    "--policy",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Findings that are accepted: TOML rows [[accept]] with id, host, reason, until.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print a Markdown table and the findings.")
 @click.option("--junit", type=click.Path(dir_okay=False), metavar="FILE", help="Write a JUnit file too.")

@@ -229,7 +229,11 @@ def _show_unread(findings: Iterable[Finding], lang: Language, console: Console) 
 @click.option("--expect", type=click.IntRange(min=0), metavar="N", help="How many cards each host should have.")
 @click.option("--only", multiple=True, metavar="AREA|ID", help="Only this area or check (repeat).")
 @click.option("--all", "everything", is_flag=True, help="Show what is fine too.")
-@click.option("--policy", type=click.Path(exists=True, dir_okay=False), help="Findings that are accepted (TOML).")
+@click.option(
+    "--policy",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Findings that are accepted: TOML rows [[accept]] with id, host, reason, until.",
+)
 @click.option("--json", "as_json_", is_flag=True, help="Print JSON: an object for one host, a list for several.")
 @click.option("--junit", type=click.Path(dir_okay=False), metavar="FILE", help="Write a JUnit file too.")
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Write an HTML page too.")

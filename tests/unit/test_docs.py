@@ -15,6 +15,7 @@ from laoka.catalog.failures import failures
 from laoka.catalog.gpus import gpus
 from laoka.catalog.messages import catalogue
 from laoka.checks import CHECKS
+from laoka.checks.policy import parse_policy
 from laoka.serving.completion import SETTLED
 from laoka.serving.failure import KINDS
 from laoka.stack.models import checkpoint_of
@@ -32,6 +33,13 @@ def test_the_generated_pages_are_up_to_date() -> None:
         there = path.read_text(encoding="utf-8") if path.exists() else ""
         changed = "\n".join(difflib.unified_diff(there.splitlines(), text.splitlines(), "there", "generated", lineterm="", n=0))
         assert not changed, f"python -m docs.generate: {path.name}\n{changed[:2000]}"
+
+
+@pytest.mark.parametrize("suffix", [".md", ".zh-CN.md"])
+def test_the_policy_in_the_text_is_one(suffix: str) -> None:
+    text = (DOCS / f"adding-hosts{suffix}").read_text(encoding="utf-8")
+    rows = parse_policy(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0], "docs", CHECKS)
+    assert [row.id for row in rows] == ["thermal.idle"]
 
 
 def test_the_generated_pages_have_every_row() -> None:
