@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -83,6 +84,8 @@ class PackageSource(Row):
     open_userspace: tuple[str, ...] = ()
     versioned: tuple[str, ...] = ()
     """Globs of packages whose version begins with the driver's."""
+    own_versions: Mapping[str, str] = field(default_factory=dict)
+    """Packages that it has in a later branch's version, and the glob of that: they come with the driver all the same."""
     kernel_modules: tuple[str, ...] = ()
     """Names of packages of the driver that carry the kernel's version instead."""
     verified: bool = False

@@ -269,6 +269,10 @@ def driver_pins(target: DriverTarget) -> tuple[Pin, ...]:
             "every other version of these (a transitional package moves the branch behind its name)", wanted, "release *", PIN_NEVER
         )
     )
+    pins += [
+        Pin("what this archive has in a version of its own", (name,), f"version {glob}", PIN_PLAIN)
+        for name, glob in target.source.own_versions.items()
+    ]
     later = f"version {newer_branches(target.branch)}"
     pins.append(Pin("later branches, under any name that they have or will have", DRIVER_NAMES, later, PIN_NEVER))
     if by_kernel:

@@ -103,6 +103,15 @@ def test_debians_own_packages_are_pinned_to_their_branch() -> None:
     assert priority(pins, "nvidia-persistenced", "535.171.04-1~deb12u1") is None
 
 
+def test_debian_13_has_one_tool_of_a_later_branch_that_its_driver_needs() -> None:
+    pins = driver_pins(target_of("debian-13", "550", None, "proprietary", "6.12.48+deb13-amd64"))
+    assert priority(pins, "nvidia-kernel-dkms", "550.163.01-2") == 1001
+    assert priority(pins, "nvidia-modprobe", "570.133.07-1") == 500
+    # NVIDIA's own, where its repository stands beside Debian's, and the same version of anything else.
+    assert priority(pins, "nvidia-modprobe", "595.71.03-1") == -1
+    assert priority(pins, "libcuda1", "570.133.07-1") == -1
+
+
 def test_open_modules_where_the_cards_need_them() -> None:
     target = target_of("ubuntu-24.04", "580", None, "open", KERNEL)
     assert target.packages(built=False)[0] == "nvidia-dkms-580-server-open"
