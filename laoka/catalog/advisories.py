@@ -22,6 +22,10 @@ class Advisory(Row):
     """refuse: never resolved to; act: the resolver or the plan does something about it; advise: said, no more."""
     title: str
     known: str
+    title_zh: str = ""
+    """Of what is refused."""
+    known_zh: str = ""
+    """Of what is said."""
     unknown: str = ""
     done: str = ""
     """What laoka does about it."""
@@ -39,4 +43,6 @@ def advisories() -> tuple[Advisory, ...]:
             raise CatalogError(f"{FILE}: {row.id}: engine names {row.engine}, which the catalogue does not have")
         if row.action == "act" and not row.done:
             raise CatalogError(f"{FILE}: {row.id}: says that laoka acts, but not how (done)")
+        if (row.action == "refuse" and not row.title_zh) or (row.action == "advise" and not row.known_zh):
+            raise CatalogError(f"{FILE}: {row.id}: its Chinese is missing (title_zh of what is refused, known_zh of what is said)")
     return rows

@@ -121,7 +121,7 @@ def show(console: Console, name: str, outcome: Stack | Refusal, lang: Language) 
         table = Table(show_header=False)
         table.add_column(no_wrap=True)
         table.add_column()
-        for key, value in stack_table(outcome).items():
+        for key, value in {**stack_table(outcome), "speculative_reason": outcome.speculative_reason.say(lang)}.items():
             if words := _words(key, value):
                 table.add_row(key, escape(words))
         console.print(table)

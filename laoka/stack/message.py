@@ -8,6 +8,18 @@ from laoka.catalog.messages import Language, text
 
 
 @dataclass(frozen=True)
+class InBoth:
+    """A text of a catalogue's row, in both languages."""
+
+    en: str
+    zh: str
+
+    def say(self, lang: Language = "en") -> str:
+        """The text in a language."""
+        return self.zh if lang == "zh" else self.en
+
+
+@dataclass(frozen=True)
 class Message:
     """A message of catalog/messages/stack.toml (or, with its area before a dot, of another file) and what fills it in."""
 
@@ -17,7 +29,7 @@ class Message:
     def say(self, lang: Language = "en") -> str:
         """The message in a language."""
         # A message may carry others: they are said in the same language.
-        values = {name: value.say(lang) if isinstance(value, Message) else value for name, value in self.values}
+        values = {name: value.say(lang) if isinstance(value, (Message, InBoth)) else value for name, value in self.values}
         return text(self.key if "." in self.key else f"stack.{self.key}", lang, **values)
 
 

@@ -18,7 +18,7 @@ from laoka.catalog.models import Drafter, drafters
 from laoka.catalog.profiles import Profile, Speculative, verdicts
 from laoka.stack import speed
 from laoka.stack.driver_target import package_names
-from laoka.stack.message import Message, Violation, message
+from laoka.stack.message import InBoth, Message, Violation, message
 from laoka.stack.plan import GIB, SCORE_BLOCK_TOKENS, Load, MemoryPlan, fitting_plan, memory_plan
 from laoka.stack.request import Card, Request, RequestError, engine_names, groups
 from laoka.stack.weights import resident_linear
@@ -438,7 +438,9 @@ def _engine_violations(
         if advisory.action != "refuse" or advisory.engine != engine.name:
             continue
         if _matches(engine.version, advisory.versions):
-            evidence = message("evidence_advisory", engine=engine.pin, title=advisory.title, id=advisory.id)
+            evidence = message(
+                "evidence_advisory", engine=engine.pin, title=InBoth(advisory.title, advisory.title_zh), id=advisory.id
+            )
             add(Violation("advisory", evidence, message("way_advisory", versions=advisory.versions)))
     degree = tensor_parallel(request, count)
     if degree in engine.bad_tensor_parallel:
@@ -596,7 +598,7 @@ def _experience(
     for advisory in advisories():
         concerned = advisory.action == "advise" and advisory.engine == engine.name and degree >= advisory.min_tensor_parallel
         if concerned and _matches(engine.version, advisory.versions):
-            found.append(message("warn_advisory", id=advisory.id, known=advisory.known))
+            found.append(message("warn_advisory", id=advisory.id, known=InBoth(advisory.known, advisory.known_zh)))
     here = [profile for profile in measured if gpu is not None and profile.gpu == gpu.id and profile.works]
     if engine.gate and engine.name == "1cat-vllm" and not here:
         found.append(message("warn_gate", engine=engine.pin, gate=engine.gate))

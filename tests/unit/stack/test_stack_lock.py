@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -469,6 +470,10 @@ def test_plan_of_an_inventory_and_for_people(inventory: Path) -> None:
         assert text in shown.stdout
     chinese = run("--lang", "zh", "plan", "--gpu", "rtx-4080")
     assert "拒绝" in chinese.stdout and "GiB" in chinese.stdout
+    chinese = run("--lang", "zh", "plan", "--gpu", "2xv100-pcie-32gb")  # an advisory and why there is speculation or none
+    assert "后恢复正常" in chinese.stdout and "cured it" not in chinese.stdout
+    reason = next(line for line in chinese.stdout.splitlines() if "speculative_reason" in line)
+    assert re.search(r"[\u4e00-\u9fff]", reason)
 
 
 def test_plan_names_no_terminal_width_when_piped() -> None:
