@@ -51,6 +51,8 @@ class Engine(Row):
     """Compute capabilities that its wheel has code for."""
     quantisations: Mapping[str, int] = field(default_factory=dict)
     """Checkpoint scheme -> lowest compute capability that it is accepted on."""
+    methods: tuple[str, ...] = ()
+    """The methods that its own check of a config.json knows (vLLM's QUANTIZATION_METHODS); empty: they were not read."""
     quantisation_path: Mapping[str, str] = field(default_factory=dict)
     """Checkpoint scheme -> how it is computed."""
     attention_backend: str | None = None

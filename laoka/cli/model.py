@@ -233,15 +233,27 @@ def _judge(here: Here, model: str, engine: str, sm: int | None) -> Callable[[Lis
 
 def _refusal(here: Here, found: Inspected, engine: Engine, sm: int | None) -> str | None:
     """Why the engine can't serve it, with what it would end with and what to take instead; None when it can."""
-    bad = servable.judge(engine, sm if engine.device == "cuda" else None, found.scheme, found.said)
-    if bad is None:
+    card = sm if engine.device == "cuda" else None
+    # An engine goes by the config first; only then it meets the files.
+    scheme = found.said.scheme if found.belied else found.scheme
+    bad = servable.judge(engine, card, scheme, found.said)
+    if bad is None and not found.belied:
         return None
-    others = [row.repo for row in servable.alternatives(engine, sm, found.model_type, models()) if row.repo != found.name][:2]
-    others += [row.pin for row in servable.engines_for(found.scheme, sm, engines()) if row.name != engine.name][:1]
-    way = here.say("take_instead", names=", ".join(others)) if others else here.say("nothing_instead")
-    error = here.say("would_end_with", error=bad.error) if bad.error else ""
-    on = here.say("on_sm", sm=f"{sm / 10:.1f}") if sm is not None and engine.device == "cuda" else ""
-    return here.say("not_servable", model=found.name, scheme=found.scheme, engine=bad.engine, on=on, error=error, way=way)
+    # Files that are not what their config says are so for every engine.
+    others = engines() if bad is not None else ()
+    names = servable.ways_out(engine, card, scheme, found.model_type, models(), others, but=found.name)
+    values = {
+        "model": found.name, "engine": engine.pin, "on": _on(here, engine, sm), "scheme": scheme,
+        "error": here.say("would_end_with", error=bad.error) if bad is not None and bad.error else "",
+        "way": here.say("take_instead", names=", ".join(names)) if names else here.say("nothing_instead"),
+    }  # fmt: skip
+    if bad is None:
+        return here.say("belied", what="; ".join(found.belied), **values)
+    return here.say("not_servable" if bad.known else "not_known", **values)
+
+
+def _on(here: Here, engine: Engine, sm: int | None) -> str:
+    return here.say("on_sm", sm=f"{sm / 10:.1f}") if sm is not None and engine.device == "cuda" else ""
 
 
 @command.command("inspect")
@@ -277,15 +289,21 @@ def inspect_command(
         detail = f" ({found.said.detail})" if found.said.detail else ""
         click.echo("  " + here.say("inspect_config", scheme=found.said.scheme, detail=detail))
         head = here.say({True: "head_plain", False: "head_quantised", None: "head_unknown"}[plain])
-        words = here.say("inspect_headers", words=found.seen.words(), head=head) if found.seen else here.say("inspect_no_headers")
-        click.echo(f"  {words}")
+        click.echo("  " + _headers(here, found, head))
         click.echo("  " + here.say("inspect_is", scheme=found.scheme))
         for what in found.contradictions:
             click.echo("  " + here.say("inspect_contradiction", what=what))
         if row is not None:
-            on = here.say("on_sm", sm=f"{sm / 10:.1f}") if sm is not None and row.device == "cuda" else ""
-            click.echo("  " + (refused or here.say("servable", engine=row.pin, on=on)))
+            click.echo("  " + (refused or here.say("servable", engine=row.pin, on=_on(here, row, sm))))
     return EXIT_FINDINGS if found.contradictions or refused else EXIT_FINE
+
+
+def _headers(here: Here, found: Inspected, head: str) -> str:
+    if found.seen is not None:
+        return here.say("inspect_headers", words=found.seen.words(), head=head)
+    if found.other_weights:
+        return here.say("inspect_other_weights", name=found.other_weights[0])
+    return here.say("inspect_no_headers")
 
 
 def _to_inspect(here: Here, model: str, revision: str | None, sources: tuple[str, ...]) -> tuple[str, Source, Listing]:

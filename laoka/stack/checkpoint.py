@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ MAX_FILES = 1000
 MAX_TENSORS = 1_000_000
 MAX_RANK = 16
 MAX_DIMENSION = 2**40
+INDEX = "model.safetensors.index.json"
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
@@ -98,21 +100,33 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def header_length(first: bytes, size_bytes: int, where: str) -> int:
+    """How long the header of a safetensors file is, which begins after its first 8 bytes.
+
+    Arguments: `first` are the file's first bytes, 8 or more where it has them; `size_bytes` its size.
+    Errors: CheckpointError for what can't be such a file, or was cut short.
+    """
+    # A clone without git-lfs has these few lines in place of each file (the format's specification, version 1).
+    if first.startswith(b"version "):
+        raise CheckpointError(f"{where}: a pointer of Git LFS, not the weights: git lfs pull, or fetch it from its hub")
+    if len(first) < 8:
+        raise CheckpointError(f"{where}: {size_bytes} bytes: too short for a safetensors file")
+    (length,) = struct.unpack("<Q", first[:8])
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{where}: says that its header has {length} bytes, more than {MAX_HEADER_BYTES}: not a safetensors file"
+        )
+    if length > size_bytes - 8:
+        raise CheckpointError(f"{where}: its header has {length} bytes, the file {size_bytes}: truncated")
+    return int(length)
+
+
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
     """The tensors of one safetensors file, from its header alone. Errors: CheckpointError."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
-            head = stream.read(8)
-            if len(head) < 8:
-                raise CheckpointError(f"{path.name}: {size} bytes: too short for a safetensors file")
-            (length,) = struct.unpack("<Q", head)
-            if length > MAX_HEADER_BYTES:
-                raise CheckpointError(
-                    f"{path.name}: says that its header has {length} bytes, more than {MAX_HEADER_BYTES}: not a safetensors file"
-                )
-            if length > size - 8:
-                raise CheckpointError(f"{path.name}: its header has {length} bytes, the file {size}: truncated")
+            length = header_length(stream.read(8), size, path.name)
             header = stream.read(length)
     except OSError as error:
         raise CheckpointError(f"{path.name}: {error.strerror}") from None
@@ -166,20 +180,45 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 
 
 def _check_index(folder: Path, present: set[str]) -> None:
-    """Every file that the index names is there. Errors: CheckpointError."""
-    path = folder / "model.safetensors.index.json"
-    if not path.exists():
-        return
+    """Every file that belongs to the checkpoint is there. Errors: CheckpointError."""
+    path = folder / INDEX
+    data: bytes | None = None
     try:
-        if path.stat().st_size > MAX_HEADER_BYTES:
-            raise CheckpointError(f"{path.name}: larger than {MAX_HEADER_BYTES} bytes")
-        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        wanted = {str(name) for name in places.values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: not an index: {type(error).__name__}") from None
-    missing = sorted(wanted - present)
+        if path.exists():
+            if path.stat().st_size > MAX_HEADER_BYTES:
+                raise CheckpointError(f"{INDEX}: larger than {MAX_HEADER_BYTES} bytes")
+            data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{INDEX}: {error.strerror}") from None
+    check_complete(present, data, str(folder))
+
+
+def check_complete(present: Collection[str], index: bytes | None, where: str) -> None:
+    """Refuse a checkpoint that lacks some of its files.
+
+    Arguments: `present` names of its safetensors files; `index` the content of its index, None where it has none: then the numbers
+    in the names (model-00001-of-00003) tell. Errors: CheckpointError.
+    """
+    if index is not None:
+        try:
+            wanted = {str(name) for name in json.loads(index.decode("utf-8"))["weight_map"].values()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{where}: {INDEX}: not an index: {type(error).__name__}") from None
+    else:
+        wanted = _siblings(present)
+    missing = sorted(wanted - set(present))
     if missing:
-        raise CheckpointError(f"{folder}: {len(missing)} of {len(wanted)} files are missing, {missing[0][:80]!r} first: fetch them")
+        raise CheckpointError(f"{where}: {len(missing)} of {len(wanted)} files are missing, {missing[0][:80]!r} first: fetch them")
+
+
+def _siblings(present: Collection[str]) -> set[str]:
+    """The names that numbered files say there are."""
+    found = set()
+    for name in present:
+        numbered = re.fullmatch(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)", name)
+        if numbered and int(numbered[3]) <= MAX_FILES:
+            found |= {f"{numbered[1]}{number:05d}-of-{numbered[3]}{numbered[4]}" for number in range(1, int(numbered[3]) + 1)}
+    return found
 
 
 def _number(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -226,6 +226,8 @@ def scheme_of(said: Declared, seen: Seen) -> str:
         return said.scheme
     if form == "16 bit":
         return "bf16"
+    if said.scheme == "gptq" and form == "awq":
+        return said.scheme  # without g_idx its tensors have AWQ's names
     family = said.method if said.method == "compressed-tensors" else "modelopt" if said.method.startswith("modelopt") else ""
     if form in ("nvfp4", "mixed"):
         return f"{family or 'compressed-tensors'}:{form}"
@@ -236,22 +238,40 @@ def scheme_of(said: Declared, seen: Seen) -> str:
 
 def contradictions(name: str, said: Declared, seen: Seen) -> tuple[str, ...]:
     """Where a checkpoint's name, its config and its headers tell different things; a line each. Empty when they agree."""
-    found = []
+    if seen.form is None:
+        return ()
     called_nvfp4 = re.search(r"nv-?fp4", name, re.IGNORECASE) is not None
+    holds_nvfp4 = seen.form == "nvfp4" or bool(seen.modules.get("nvfp4"))
+    own = [f"{name} is called NVFP4, but its files hold none: the linear layers are {seen.words()}"]
+    return (*(own if called_nvfp4 and not holds_nvfp4 else ()), *belied(said, seen))
+
+
+def belied(said: Declared, seen: Seen) -> tuple[str, ...]:
+    """Where the headers show something else than what the config says, by which an engine goes; a line each."""
+    found = []
     form = seen.form
     if form is None:
         return ()
-    holds_nvfp4 = form == "nvfp4" or bool(seen.modules.get("nvfp4"))
-    if called_nvfp4 and not holds_nvfp4:
-        found.append(f"{name} is called NVFP4, but its files hold none: the linear layers are {seen.words()}")
-    if said.scheme.endswith(":nvfp4") and form != "nvfp4":
-        found.append(f"its config says {said.scheme}, its files show {seen.words()}")
     if said.scheme == "bf16" and form != "16 bit":
         found.append(f"its config names no quantisation, its files show {seen.words()}: an engine would read the weights as noise")
-    if said.scheme.endswith(":mixed") and form not in ("mixed", "nvfp4", "fp8"):
+    elif said.scheme.endswith(":mixed") and form not in ("mixed", "nvfp4", "fp8"):
         found.append(f"its config says mixed precision, its files show {seen.words()}")
-    if said.scheme in ("fp8", "awq", "gptq") and form != said.scheme:
+    elif said.scheme != "bf16" and form not in _forms_of(said.scheme):
         found.append(f"its config says {said.scheme}, its files show {seen.words()}")
     if said.lm_head_left_out and seen.lm_head not in (None, "16 bit"):
         found.append(f"its config leaves lm_head out of the quantisation, its files have it in {seen.lm_head}")
     return tuple(found)
+
+
+def _forms_of(scheme: str) -> Collection[str]:
+    """The forms in which a quantised scheme is stored; of one that is not known here, anything that is quantised."""
+    known: Mapping[str, Collection[str]] = {
+        "nvfp4": ("nvfp4",),
+        "fp8": ("fp8",),
+        "float-quantized": ("fp8",),
+        "pack-quantized": ("int4",),
+        "awq": ("awq",),
+        "gptq": ("gptq", "awq"),  # without g_idx its tensors have AWQ's names
+    }
+    quantised = tuple(form for form in (*FORMS, "mixed") if form != "16 bit")
+    return known.get(scheme.rsplit(":", 1)[-1], quantised)

@@ -9,53 +9,69 @@ from laoka.catalog.engines import Engine
 from laoka.catalog.models import Model, architectures
 from laoka.stack.quantisation import Declared
 
-UPSTREAM_CT_MIN = 75
-"""The lowest capability of compressed-tensors' 4-bit schemes in vLLM 0.16 to 0.33, and for INT4 in 1Cat-vLLM (#255)."""
+NO_CODE = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
 
 
 @dataclass(frozen=True)
 class NotServable:
-    """A checkpoint that this engine can't serve here. `error` is what the engine would end with; None where that is not known."""
+    """A checkpoint that this engine can't serve here. `error` is what the engine would end with; None where that is not known.
+
+    `known` False: nobody looked whether this release takes the scheme.
+    """
 
     engine: str
     sm: int | None
     scheme: str
     error: str | None
+    known: bool = True
 
 
 def judge(engine: Engine, sm: int | None, scheme: str, said: Declared) -> NotServable | None:
     """None where the engine takes the scheme on a card of this compute capability.
 
-    Arguments: `sm` None for an engine without a card; `scheme` what the checkpoint is (laoka.stack.quantisation.scheme_of).
+    Arguments: `sm` None for an engine without a card, or where the card is not told; `scheme` what the checkpoint is
+    (laoka.stack.quantisation.scheme_of).
     """
     least = engine.quantisations.get(scheme)
-    if least is not None and (sm is None or sm >= least):
-        return None
+    if least is None:
+        refused = bool(engine.methods) and said.method not in ("none", *engine.methods)
+        error = f"ValueError: Unknown quantization method: {said.method}. Must be one of [...]." if refused else None
+        return NotServable(engine.pin, sm, scheme, error, known=refused or engine.device == "cpu")
     if engine.device == "cpu" or sm is None:
-        return NotServable(engine.pin, sm, scheme, None)
-    return NotServable(engine.pin, sm, scheme, future_error(least, sm, scheme, said))
+        return None
+    if sm < least:
+        return NotServable(engine.pin, sm, scheme, capability_error(engine, least, sm, scheme, said))
+    return None if sm in engine.sm else NotServable(engine.pin, sm, scheme, NO_CODE)
 
 
-def future_error(least: int | None, sm: int, scheme: str, said: Declared) -> str | None:
-    """What vLLM and the engines made of it end with. Texts: vLLM 0.33.0's and revolta 0.1.4's sources."""
-    family = scheme.split(":")[0]
-    if family == "compressed-tensors":
-        needed = least if least is not None else UPSTREAM_CT_MIN
-        if sm >= needed:
-            return None
+def capability_error(engine: Engine, least: int, sm: int, scheme: str, said: Declared) -> str:
+    """What vLLM and the engines made of it end with on a card of a lower capability.
+
+    Texts: the sources of vLLM 0.19.1, 0.28.0 and 0.32.0 and of revolta 0.1.4. Until 0.28 the one of compressed-tensors is raised in
+    three parts, and printed so; in 0.32 it is one sentence.
+    """
+    if scheme.startswith("compressed-tensors:"):
         parts = (
             "Quantization scheme is not supported for ",
-            f"the current GPU. Min capability: {needed}. ",
+            f"the current GPU. Min capability: {least}. ",
             f"Current capability: {sm}.",
         )
-        return f"RuntimeError: {parts!r}"
-    if least is not None:
-        method = said.method if said.method != "none" else scheme
-        return (
-            f"ValueError: The quantization method {method} is not supported for the current GPU. "
-            f"Minimum capability: {least}. Current capability: {sm}."
-        )
-    return f"ValueError: Unknown quantization method: {said.method}. Must be one of [...]." if said.method != "none" else None
+        in_one = engine.name == "vllm" and _numbers(engine.version) >= (0, 32)
+        return f"RuntimeError: {''.join(parts) if in_one else repr(parts)}"
+    method = said.method if said.method != "none" else scheme
+    return (
+        f"ValueError: The quantization method {method} is not supported for the current GPU. "
+        f"Minimum capability: {least}. Current capability: {sm}."
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def runs_on(engine: Engine, sm: int | None) -> bool:
+    """Whether laoka installs the engine and it has code for this card."""
+    return engine.kind == "vllm" and (engine.device == "cpu" or sm is None or sm in engine.sm)
 
 
 def alternatives(engine: Engine, sm: int | None, model_type: str, models: Sequence[Model]) -> tuple[Model, ...]:
@@ -65,6 +81,7 @@ def alternatives(engine: Engine, sm: int | None, model_type: str, models: Sequen
         row
         for row in models
         if kinds[row.architecture].model_type == model_type.removesuffix("_text")
+        and runs_on(engine, sm)
         and (least := engine.quantisations.get(row.scheme)) is not None
         and (sm is None or sm >= least)
     ]
@@ -76,7 +93,23 @@ def engines_for(scheme: str, sm: int | None, engines: Sequence[Engine]) -> tuple
     found: dict[str, Engine] = {}
     for engine in engines:
         least = engine.quantisations.get(scheme)
-        fits = least is not None and engine.kind == "vllm" and (sm is None or (sm >= least and sm in engine.sm))
-        if fits and engine.name not in found:
-            found[engine.name] = engine
+        if least is not None and runs_on(engine, sm) and (sm is None or sm >= least):
+            found.setdefault(engine.name, engine)
     return tuple(found.values())
+
+
+def ways_out(
+    engine: Engine, sm: int | None, scheme: str, model_type: str, models: Sequence[Model], engines: Sequence[Engine], but: str = ""
+) -> tuple[str, ...]:
+    """What to take instead of a checkpoint that an engine can't serve, in words: other checkpoints, another engine, or both.
+
+    Arguments: `sm` None without a card; `but` the repository that was refused.
+    """
+    rows = [row.repo for row in alternatives(engine, sm, model_type, models) if row.repo != but][:2]
+    others = [row for row in engines_for(scheme, sm, engines) if row.name != engine.name and row.device == engine.device]
+    found = (*rows, *(row.pin for row in others[:1]))
+    if found:
+        return found
+    here = {row.name: row for row in reversed(engines) if row.name != engine.name and row.device == "cuda" and runs_on(row, sm)}
+    pairs = [(row, other) for row in reversed(here.values()) for other in alternatives(row, sm, model_type, models)[:1]]
+    return tuple(f"{other.repo} with {row.pin}" for row, other in pairs[:1])

@@ -63,6 +63,8 @@ def test_a_long_header_is_read_to_its_end(hub: Hub) -> None:
     ("content", "says"),
     [
         (b"short", "too short"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 1234567\n", "a pointer of Git LFS"),
+        (struct.pack("<Q", 500) + b"{" + b"x" * 20, "its header has 500 bytes, the file 29: truncated"),
         (struct.pack("<Q", 2**60) + b"x" * 20, "not a safetensors file"),
         (struct.pack("<Q", 4) + b"nope" + b"x" * 9, "not JSON"),
     ],
@@ -72,6 +74,56 @@ def test_damaged_weights_are_told(hub: Hub, content: bytes, says: str) -> None:
     source = parse_source(f"hf+{hub.url}", REPO, {})
     with pytest.raises(ModelError, match=says):
         inspect(REPO, source, listing_of(source, COMMIT))
+
+
+INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        ({"model.safetensors.index.json": INDEX}, "1 of 2 files are missing, 'model-00002-of-00002.safetensors' first"),
+        ({}, "1 of 2 files are missing, 'model-00002-of-00002.safetensors' first"),
+        ({"model.safetensors.index.json": b"[1]"}, "not an index"),
+        ({"model.safetensors.index.json": b"<html>"}, "not an index"),
+    ],
+)
+def test_a_model_that_lacks_some_of_its_files_is_told(hub: Hub, tmp_path: Path, others: dict[str, bytes], says: str) -> None:
+    """By its index, or by the numbers in the names; before a weight is fetched, and in a folder as at a hub."""
+    hub.files["model-00001-of-00002.safetensors"] = hub.files.pop("model.safetensors")
+    hub.files |= others
+    done = laoka(tmp_path, "fetch", REPO, "--revision", COMMIT, "--engine", "1cat-vllm==1.5.1", "--sm", "70")
+    assert says in str(done.exception.message)  # type: ignore[union-attr]
+    assert not [name for name, _ in hub.asked if name.endswith(".safetensors")]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, content in hub.files.items():
+        (folder / name).write_bytes(content)
+    assert says in str(laoka(tmp_path, "inspect", str(folder)).exception.message)  # type: ignore[union-attr]
+
+
+def test_a_model_without_weights_or_with_others_is_told(hub: Hub, tmp_path: Path) -> None:
+    hub.files["pytorch_model.bin"] = hub.files.pop("model.safetensors")
+    told = laoka(tmp_path, "inspect", REPO).stdout
+    assert "not read (its weights are pytorch_model.bin and such, not safetensors)" in told
+    del hub.files["pytorch_model.bin"]
+    done = laoka(tmp_path, "inspect", REPO)
+    assert "no weights (*.safetensors): an engine would end with: RuntimeError: Cannot find any model weights" in str(
+        done.exception.message  # type: ignore[union-attr]
+    )
+
+
+@pytest.mark.parametrize("shapes", [PLAIN, FP8])
+def test_a_config_that_its_files_belie_is_refused_before_a_weight_is_fetched(hub: Hub, tmp_path: Path, shapes: Shapes) -> None:
+    """The engine serves both formats; what it can't do is to load these files by this config."""
+    hub.files |= files(CT_NVFP4, shapes, HEAD)
+    done = laoka(tmp_path, "fetch", REPO, "--revision", COMMIT, "--engine", "1cat-vllm==1.5.1", "--sm", "70")
+    told = str(done.exception.message)  # type: ignore[union-attr]
+    assert told.startswith("org/model: its config says compressed-tensors:nvfp4, its files show 1 ")
+    assert "1cat-vllm==1.5.1 goes by the config, and can't load these files; take instead: QUASAR-QAT/" in told
+    assert "revolta" not in told  # no other engine could either
+    assert not (tmp_path / "org--model" / COMMIT).exists()
+    assert laoka(tmp_path, "inspect", REPO, "--engine", "1cat-vllm==1.5.1").return_value == 1
 
 
 def test_what_the_engine_can_not_serve_is_refused_before_a_weight_is_fetched(hub: Hub, tmp_path: Path) -> None:

