@@ -33,6 +33,7 @@ from laoka.serving.speculative import (
 )
 from laoka.serving.speculative_host import main, settle
 from laoka.serving.switch import set_link
+from laoka.stack.checkpoint import INDEX
 from roles.dflash2.plan import MTP, hubs_of, plan_of
 from roles.engine.choice import choose
 from roles.serve.deploy import TEMPLATES
@@ -322,7 +323,7 @@ def test_a_target_with_a_quantised_head_and_one_without_mtp(plan: Plan, engines:
     shapes = {name: what for name, what in quasar_shapes().items() if name != "lm_head.weight"}
     shapes |= {"lm_head.weight": ("U8", (248320, 2560)), "lm_head.weight_scale": ("F8_E4M3", (248320, 320))}
     target = Path(plan.target)
-    for path in target.glob("*.safetensors"):
+    for path in [*target.glob("*.safetensors"), target / INDEX]:
         path.unlink()
     write_file(target / "model.safetensors", shapes)
     made = on_host(plan, engines, tmp_path)
