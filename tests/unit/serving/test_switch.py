@@ -118,6 +118,32 @@ def test_a_version_that_starts_but_does_not_answer_is_undone(place: Path, monkey
     assert target_of(place / "current") == "one"
 
 
+def engine(folder: Path, script: str) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / "vllm").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bin" / "vllm").chmod(0o755)
+
+
+BROKEN_ENGINE = "echo 'ImportError: libcudart.so.12: cannot open shared object file' >&2; exit 1"
+
+
+def test_an_engine_that_can_not_tell_its_version_is_refused_before_anybody_is_cut_off(place: Path) -> None:
+    engine(place / "one", "test $1 = --version")
+    engine(place / "two", BROKEN_ENGINE)
+    with pytest.raises(SwitchError, match=r"two can't even tell its version: ImportError: libcudart.*nothing was switched"):
+        switch(place / "current", "two", previous=place / "previous")
+    assert (target_of(place / "current"), target_of(place / "previous")) == ("one", None)
+    assert calls(place, "restart") == 0
+    engine(place / "two", "test $1 = --version")
+    assert switch(place / "current", "two").changed
+
+
+def test_a_trial_that_the_present_engine_fails_too_says_nothing(place: Path) -> None:
+    engine(place / "one", BROKEN_ENGINE)
+    engine(place / "two", BROKEN_ENGINE)
+    assert switch(place / "current", "two").changed and calls(place, "restart") == 1
+
+
 def test_neither_new_nor_old_comes_up(place: Path) -> None:
     (place / "one" / "kind").write_text("broken")
     with pytest.raises(SwitchError, match=r"came up neither with three .* nor after going back to one"):
