@@ -60,7 +60,6 @@ sandbox = (
             # A tiny model answers at once: what stands still is found sooner than on a real host.
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "10",
         },
-        "serve_start_deadline_s": 400,
         "serve_frozen_after_s": 20,
         "serve_max_tokens": 3900,
         "gateway_listen": "0.0.0.0:8080",

@@ -30,8 +30,12 @@ KIND_OF: Mapping[str, str] = {
 
 
 def server(config: Config) -> Server:
-    """The model server that the settings name. Errors: OSError, UnicodeDecodeError where its key's file can't be read."""
-    key = key_in(Path(config.completion_api_key_file) if config.completion_api_key_file else None)
+    """The model server that the settings name. Errors: OSError, UnicodeDecodeError where its key's file can't be read.
+
+    One that is gone was removed with its setting, before the watchdog's settings follow: the engine asks for none, or says 401.
+    """
+    file = Path(config.completion_api_key_file) if config.completion_api_key_file else None
+    key = key_in(file if file and file.exists() else None)
     return Server(config.completion_url, config.completion_model, key, config.judge_text)
 
 

@@ -167,6 +167,18 @@ class UnitFiles(FactBase[list[str]]):
         return sorted(line.strip() for line in output if line.strip())
 
 
+class PathsOf(FactBase[list[str]]):
+    """Files, links and folders that are there and match one of some patterns of the shell (absolute paths)."""
+
+    default = list
+
+    def command(self, patterns: Sequence[str]) -> str:
+        return f'for f in {" ".join(patterns)}; do {{ [ -e "$f" ] || [ -L "$f" ]; }} && echo "$f"; done; true'
+
+    def process(self, output: list[str]) -> list[str]:
+        return sorted({line.rstrip("/") for line in output if line.strip()})
+
+
 @dataclass(frozen=True)
 class UnitState:
     """A systemd unit: whether it runs, is enabled and does its work, and the hash of the configuration it should run with."""

@@ -21,7 +21,7 @@ from laoka.operations import driver_commands as commands
 from laoka.operations.apt import wait_for_apt
 from laoka.operations.deploy_lock import after_reboot, announce_reboot
 from laoka.operations.refusal import refusal
-from laoka.operations.rollout import failed_before
+from laoka.operations.steps import failed_before
 from laoka.stack.driver_change import (
     Change,
     DriverState,

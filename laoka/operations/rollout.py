@@ -5,21 +5,12 @@ from __future__ import annotations
 import shlex
 
 from pyinfra.api.operation import operation
-from pyinfra.context import host, state
+from pyinfra.context import host
 
 from laoka.facts.system import MainPid, SameFiles, UnitRuns
 from laoka.operations.refusal import refusal
-from laoka.operations.steps import Commands
+from laoka.operations.steps import Commands, failed_before
 from laoka.serving.unit_config import stamp_of
-
-
-def failed_before() -> str | None:
-    """The name of a host on which this very operation failed already in this run."""
-    for other in state.inventory:
-        data = state.ops[other].get(host.current_op_hash or "")
-        if other is not host and data is not None and data.operation_meta.is_complete() and data.operation_meta.did_error():
-            return str(other.name)
-    return None
 
 
 @operation()

@@ -7,15 +7,17 @@ from collections.abc import Generator
 
 from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
-from pyinfra.context import host
+from pyinfra.context import host, state
 from pyinfra.facts.files import Link
 
+from laoka.catalog.messages import Language, text
 from laoka.facts.system import (
     AptHolds,
     AptListsStale,
     ConfigNoted,
     DebFolder,
     InstalledOf,
+    PathsOf,
     SameFiles,
     StampText,
     UnitFiles,
@@ -154,6 +156,7 @@ def run_unit(
     test_deadline_s: int = 30,
     reload: list[str] | None = None,
     restart: bool = True,
+    change: str = "",
 ) -> Commands:
     """Have a unit enabled and running with the configuration that is on disk now, and doing its work.
 
@@ -163,6 +166,8 @@ def run_unit(
     + test_deadline_s: how long after a start it may take until the test succeeds
     + reload: files that the unit reads again by `systemctl reload`; a change of these alone does not restart it
     + restart: False for a unit that only stands for others, which a restart of it would restart too: it is started where it is not
+    + change: command that restarts it where it runs, and drains the host before (laoka.serving.rollout); call it with _serial=True,
+      so that one host is changed at a time; a host where it failed stops it for those that come after
 
     What it started well with is noted on the host, so a run killed between writing a file and the restart is caught up.
     `systemctl restart` returns when the unit says that it is ready (Type=notify, or ExecStartPost), so a unit that dies on
@@ -170,16 +175,22 @@ def run_unit(
     """
     stamp, read_again = str(stamp_of(unit)), list(reload or ())
     reload_stamp = f"{STAMPS}/{unit}.reload"
-    state = host.get_fact(UnitRuns, unit=unit, paths=config, stamp=stamp, test=test)
+    runs = host.get_fact(UnitRuns, unit=unit, paths=config, stamp=stamp, test=test)
     noted = host.get_fact(ConfigNoted, paths=read_again, stamp=reload_stamp)
     quoted = shlex.quote(unit)
-    started_well = state.active and state.enabled and state.config_sha256 == state.running_sha256
-    if started_well and state.works and noted:
+    started_well = runs.active and runs.enabled and runs.config_sha256 == runs.running_sha256
+    if started_well and runs.works and noted:
         host.noop(f"{unit} runs with the present configuration, and works")
         return
     trouble = f"{{ systemctl status --no-pager -n 0 {quoted} >&2; journalctl -u {quoted} -n 25 --no-pager -o cat >&2; exit 1; }}"
     if started_well and not noted:
         yield f"systemctl reload {quoted} || {trouble}"
+    elif change and runs.active:
+        failed = failed_before()
+        if failed is not None:
+            yield refusal([f"{host.name}: {unit} was not touched: the rollout stopped when {failed} failed"])
+            return
+        yield change
     else:
         yield "systemctl daemon-reload"
         yield f"systemctl reset-failed {quoted} 2>/dev/null || true"
@@ -190,6 +201,15 @@ def run_unit(
     yield note_config(config, stamp)
     if read_again:
         yield note_config(read_again, reload_stamp)
+
+
+def failed_before() -> str | None:
+    """The name of a host on which this very operation failed already in this run."""
+    for other in state.inventory:
+        data = state.ops[other].get(host.current_op_hash or "")
+        if other is not host and data is not None and data.operation_meta.is_complete() and data.operation_meta.did_error():
+            return str(other.name)
+    return None
 
 
 def note_config(paths: list[str], stamp: str) -> str:
@@ -217,7 +237,7 @@ def checked_file(source: str, path: str, check: str) -> Commands:
 
 @operation()
 def retire_units(pattern: str, keep: list[str]) -> Commands:
-    """Stop, disable and remove units of ours that are no longer wanted.
+    """Stop, disable and remove units of ours that are no longer wanted, with what systemd keeps for them.
 
     + pattern: pattern of the shell for names below /etc/systemd/system
     + keep: names that stay
@@ -225,11 +245,31 @@ def retire_units(pattern: str, keep: list[str]) -> Commands:
     gone = [name for name in host.get_fact(UnitFiles, pattern=pattern) if name not in keep]
     for name in gone:
         quoted = shlex.quote(name)
-        yield f"systemctl disable --now {quoted} 2>&1; rm -f /etc/systemd/system/{quoted} {STAMPS}/{quoted}.config"
+        # Its caches and its record too, while systemd still knows where they are; 235 has no `clean`, and nothing hangs on it.
+        clean = f"systemctl clean --what=runtime --what=cache --what=state {quoted} 2>/dev/null"
+        stamps = " ".join(f"{STAMPS}/{quoted}.{kind}" for kind in ("config", "reload"))
+        yield f"systemctl disable --now {quoted} 2>&1; {clean}; rm -f /etc/systemd/system/{quoted} {stamps}"
     if gone:
         yield "systemctl daemon-reload"
     else:
         host.noop("none to retire")
+
+
+@operation()
+def keep_only(patterns: list[str], keep: list[str], lang: Language) -> Commands:
+    """Remove files of ours that no setting asks for any more: a key, a certificate, a source that the inventory had once.
+
+    + patterns: patterns of the shell, absolute, for names that nobody but laoka gives
+    + keep: paths that stay, although they match
+    + lang: language in which it says what goes
+    """
+    gone = [path for path in host.get_fact(PathsOf, patterns=patterns) if path not in keep]
+    if not gone:
+        host.noop("nothing is left over")
+        return
+    for path in gone:
+        host.log(text("serve.left_over", lang, path=path))
+    yield f"rm -rf -- {' '.join(shlex.quote(path) for path in gone)}"
 
 
 def wait_for(test: str, deadline_s: int, complaint: str) -> str:

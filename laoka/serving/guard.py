@@ -39,6 +39,7 @@ from laoka.serving.pulse import Pulse
 from laoka.serving.unix_http import UnixServer
 
 DRAIN_FILE = Path("/run/qwen-guard/drain")
+"""The host's mark: while it is there, all of its engines are out of service."""
 COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
 CLIENT_HEADER, FROM_HEADER, ID_HEADER = "X-Laoka-Client", "X-Laoka-From", "X-Request-Id"
 CONNECT_S = 5.0
@@ -86,6 +87,11 @@ class Settings:
 
     def limits(self) -> Limits:
         return Limits(self.max_body_bytes, self.max_prompt_chars, self.max_tokens, self.max_choices)
+
+
+def mark_beside(socket: str | Path) -> Path:
+    """The mark that takes one engine out of service, and no other of its host: it lies beside the engine's socket."""
+    return Path(socket).with_suffix(".drain")
 
 
 def parse_settings(text: str) -> Settings:
@@ -213,7 +219,7 @@ class Engine:
 
 
 class Guard:
-    """What all threads share: the settings in force, the engines, whether this host is being drained."""
+    """What all threads share: the settings in force, the engines, whether this host or one engine is being drained."""
 
     def __init__(self, settings: Settings, key: str, drain_file: Path = DRAIN_FILE) -> None:
         self.settings = settings
@@ -221,8 +227,8 @@ class Guard:
         self.engines = tuple(_engine(item, settings, key) for item in settings.engines)
         self._log_lock = threading.Lock()
 
-    def draining(self) -> bool:
-        return self.drain_file.exists()
+    def draining(self, engine: Engine) -> bool:
+        return self.drain_file.exists() or mark_beside(engine.settings.socket).exists()
 
     def log(self, entry: Entry) -> None:
         with self._log_lock:
@@ -236,14 +242,15 @@ class Guard:
 
     def health(self, engine: Engine) -> tuple[int, dict[str, Any]]:
         """What HAProxy is told: 200 in service, 404 draining (no new requests, the old ones go on), 503 ill."""
-        silent_s = engine.pulse.silent_s()
+        silent_s, draining = engine.pulse.silent_s(), self.draining(engine)
         state = {
             "engine": engine.settings.url,
-            "draining": self.draining(),
+            "own_mark": True,  # a guard of an older release knows the host's mark alone, and does not say this
+            "draining": draining,
             "silent_s": round(silent_s, 1),
             "in_flight": engine.in_flight,
         }
-        if self.draining():
+        if draining:
             return 404, {**state, "status": "draining"}
         if engine.pulse.down or not engine.pulse.seen:
             return 503, {**state, "status": engine.pulse.down or "not seen alive yet"}
@@ -549,11 +556,14 @@ def serve(settings_file: Path, key: str, drain_file: Path = DRAIN_FILE) -> int:
 
 
 def _forget_sockets(guard: Guard) -> None:
-    """Remove the sockets of engines that an earlier run had and this one has not: nobody answers there any more."""
+    """Remove the sockets of engines that an earlier run had and this one has not, with their marks: nobody answers there."""
     kept = {Path(engine.settings.socket) for engine in guard.engines}
     for folder in {path.parent for path in kept}:
         for path in set(folder.glob("*.sock")) - kept:
             path.unlink(missing_ok=True)
+        for mark in set(folder.glob("*.drain")) - {mark_beside(path) for path in kept}:
+            with suppress(OSError):  # it is root's, who may have taken it away just now
+                mark.unlink()
 
 
 def _read_again(guard: Guard, settings_file: Path) -> None:

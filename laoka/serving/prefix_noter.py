@@ -6,7 +6,6 @@ waits in memory until then and is dropped when too many wait; no text and no tok
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -45,12 +44,6 @@ def given_ids(body: Mapping[str, Any]) -> list[int] | None:
     return None
 
 
-def key_of(body: Mapping[str, Any], key: bytes) -> bytes:
-    """The key of a request's hashes: one for each `cache_salt`, between which the engine shares nothing."""
-    salt = body.get("cache_salt")
-    return hashlib.blake2b(salt.encode(errors="replace"), key=key).digest()[:KEY_BYTES] if isinstance(salt, str) else key
-
-
 class Noter:
     """One thread that tokenizes and writes. `connect` gives a connection to the engine."""
 
@@ -74,10 +67,9 @@ class Noter:
         while True:
             time_s, body = self._waiting.get()
             try:
-                asked = json.loads(body)
-                ids = self._ids(asked)
+                ids = self._ids(json.loads(body))
                 if ids:
-                    self._write(note(ids, key_of(asked, self._key), self._run, time_s).line())
+                    self._write(note(ids, self._key, self._run, time_s).line())
             except (OSError, ValueError, http.client.HTTPException, RecursionError):
                 self.dropped += 1
 

@@ -95,17 +95,19 @@ def bring_back(folder: Path, *, links: bool) -> bool:
 
 
 def change(wanted: Change, gate: Gate, say: Say, *, kept: Path = KEPT) -> int:
-    """Carry it out; returns the exit status. Whatever happens, the host does not stay drained."""
+    """Carry it out; returns the exit status. Whatever happens, what it drained does not stay drained."""
+    mark = drain.mark_of(wanted.engine)
     try:
-        return _change(wanted, gate, say, kept / wanted.unit)
+        return _change(wanted, gate, say, kept / wanted.unit, mark)
     except BaseException:
-        DRAIN_FILE.unlink(missing_ok=True)
+        mark.unlink(missing_ok=True)
         raise
 
 
-def _change(wanted: Change, gate: Gate, say: Say, folder: Path) -> int:
-    say(f"{wanted.unit}: draining this host")
-    left = drain.drain(wanted.drain_deadline_s, say)
+def _change(wanted: Change, gate: Gate, say: Say, folder: Path, mark: Path) -> int:
+    # The other engines of a host with several serve on; the host's own mark takes all of them out.
+    say(f"{wanted.unit}: draining {'this host' if mark == DRAIN_FILE else 'it'}")
+    left = drain.drain(wanted.drain_deadline_s, say, engine=wanted.engine, mark=mark)
     if left:
         say(f"{left} request(s) were not finished within {wanted.drain_deadline_s:.0f} s; the unit's stop gives them its own time")
     for new, place in wanted.staged:
@@ -113,7 +115,7 @@ def _change(wanted: Change, gate: Gate, say: Say, folder: Path) -> int:
     why = _restart(wanted, gate)
     if why is None:
         _note(wanted, folder)
-        return _back_in_service(wanted, say, 0)
+        return _back_in_service(wanted, say, mark, 0)
     say(f"{wanted.unit} does not run with the new configuration: {why}")
     run(["systemctl", "stop", wanted.unit], deadline_s=wanted.restart_deadline_s)
     # A link that was switched since, with a gate of its own, was noted in the stamp: it stays.
@@ -121,14 +123,14 @@ def _change(wanted: Change, gate: Gate, say: Say, folder: Path) -> int:
     gated = noted.exists() and folder.exists() and noted.stat().st_mtime > folder.stat().st_mtime
     if not bring_back(folder, links=not gated):
         say(f"{wanted.unit} is down: nothing that ran before is known on this host")
-        return _back_in_service(wanted, say, 1)
+        return _back_in_service(wanted, say, mark, 1)
     again = _restart(wanted, gate)
     if again is not None:
         say(f"{wanted.unit} is down: what ran before does not come up either: {again}")
-        return _back_in_service(wanted, say, 1)
+        return _back_in_service(wanted, say, mark, 1)
     _note(wanted, folder)
     say(f"{wanted.unit} is back on what ran before, and answers")
-    return _back_in_service(wanted, say, 1)
+    return _back_in_service(wanted, say, mark, 1)
 
 
 def _put(source: Path, place: Path) -> None:
@@ -143,7 +145,7 @@ def _restart(wanted: Change, gate: Gate) -> str | None:
     run(["systemctl", "enable", wanted.unit], deadline_s=60)
     done = run(["systemctl", "restart", wanted.unit], deadline_s=wanted.restart_deadline_s)
     if not done.ok:
-        record = read_record(path_of(wanted.unit))
+        record = read_record(path_of(wanted.unit)) if wanted.engine else None
         if record and record.since_unix_s >= began and record.kind:
             return f"{record.kind}: {record.detail}"
         return done.last_line()
@@ -157,8 +159,8 @@ def _note(wanted: Change, folder: Path) -> None:
     keep(wanted.config, folder)
 
 
-def _back_in_service(wanted: Change, say: Say, status: int) -> int:
-    if not drain.undrain(GATE_DEADLINE_S, engine=wanted.engine):
+def _back_in_service(wanted: Change, say: Say, mark: Path, status: int) -> int:
+    if not drain.undrain(GATE_DEADLINE_S, engine=wanted.engine, mark=mark):
         say("this host's guard does not find its engine well: the gateways send it nothing")
         return 1
     return status

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from laoka.notify import Notifier
+from laoka.serving import starts
 from laoka.serving.completion import KEY_CREDENTIAL, Server, Verdict, read_key, wait
 from laoka.serving.failure import FAILED_STATUS, Failure, name_end, name_start_failure
 from laoka.serving.pulse import Beat, Pulse
@@ -36,6 +37,9 @@ from laoka.serving.record import Record, path_of, read_record, write_record
 TAIL_LINES = 400
 POLL_S = 0.2
 PET_S = 5.0
+EXTEND_S = 60
+"""How much longer than TimeoutStartSec systemd is asked to wait, again and again, while the deadline here has not passed."""
+READY_ENV = "VLLM_ENGINE_READY_TIMEOUT_S"
 STARTING_STOP_S = 5.0
 """How long an engine that was not ready yet may take to stop."""
 NOT_FOR_THE_ENGINE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CREDENTIALS_DIRECTORY")
@@ -43,7 +47,10 @@ NOT_FOR_THE_ENGINE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CREDENT
 
 @dataclass(frozen=True)
 class Options:
-    """What the unit is told. Times are seconds; `frozen_after_s` 0 leaves a frozen engine to others."""
+    """What the unit is told. Times are seconds; `frozen_after_s` 0 leaves a frozen engine to others.
+
+    `measured` is the file of the starts that were measured; None: none are kept.
+    """
 
     unit: str
     server: Server
@@ -51,6 +58,7 @@ class Options:
     frozen_after_s: float
     record: Path
     command: tuple[str, ...]
+    measured: Path | None = None
 
 
 def say(line: str) -> None:
@@ -61,9 +69,11 @@ def say(line: str) -> None:
 # ---- pure ---------------------------------------------------------------------------------------------------------------
 
 
-def engine_environment(env: Mapping[str, str], api_key: str) -> dict[str, str]:
-    """The engine's environment: ours without what is between systemd and us; the key, which no command line may hold."""
+def engine_environment(env: Mapping[str, str], api_key: str, start_deadline_s: float) -> dict[str, str]:
+    """The engine's environment: ours without what is between systemd and us; how long its own parts wait for each other, unless
+    the inventory says it; the key, which no command line may hold."""
     found = {name: value for name, value in env.items() if name not in NOT_FOR_THE_ENGINE}
+    found.setdefault(READY_ENV, f"{start_deadline_s:.0f}")
     return {**found, "VLLM_API_KEY": api_key} if api_key else found
 
 
@@ -184,7 +194,7 @@ class Supervisor:
             return self._fail(taken)
         started_s = time.monotonic()
         try:
-            engine = Engine(options.command, engine_environment(os.environ, options.server.api_key))
+            engine = Engine(options.command, engine_environment(os.environ, options.server.api_key, options.start_deadline_s))
         except OSError as error:
             fix = "pyinfra INVENTORY deploys/engine.py"
             return self._fail(Failure("engine_missing", f"{options.command[0]}: {error.strerror}", fix))
@@ -192,6 +202,7 @@ class Supervisor:
         if failure is None and not self._stopping.is_set():
             start_s = round(time.monotonic() - started_s, 1)
             self._note(replace(self._record, state="ready", since_unix_s=time.time(), start_s=start_s))
+            self._measured(start_s)
             self._notifier.send("READY=1", f"STATUS=ready: the first completion came back after {start_s:.0f} s")
             say(f"ready: the first completion came back after {start_s:.0f} s")
             failure = self._watch(engine)
@@ -202,10 +213,18 @@ class Supervisor:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping.set()
 
-    def _pet(self) -> None:
+    def _pet(self, *, starting: bool = False) -> None:
         if time.monotonic() - self._petted_s >= PET_S:
             self._petted_s = time.monotonic()
-            self._notifier.send("WATCHDOG=1")
+            self._notifier.send("WATCHDOG=1", *([f"EXTEND_TIMEOUT_USEC={EXTEND_S * 1_000_000}"] if starting else []))
+
+    def _measured(self, start_s: float) -> None:
+        """Keep what the start took: the next one's deadline comes of it."""
+        if self._options.measured is not None:
+            try:
+                starts.add(self._options.measured, start_s)
+            except OSError as error:
+                say(f"{self._options.measured}: {error.strerror}: this start is not kept, the model is served all the same")
 
     def _until_ready(self, engine: Engine) -> Failure | None:
         """None when a completion came back, or when it is asked to stop before one did."""
@@ -221,7 +240,7 @@ class Supervisor:
             status = engine.status()
             if status is not None:
                 return name_start_failure(status, engine.tail(), options.unit)
-            self._pet()
+            self._pet(starting=True)
             thread.join(POLL_S)
         if self._stopping.is_set():
             return None
@@ -314,7 +333,9 @@ def _parser() -> argparse.ArgumentParser:
     run = verbs.add_parser("run", help="run the engine until it ends")
     run.add_argument("--url", required=True, help="where the engine will answer")
     run.add_argument("--model", required=True, help="served model name")
-    run.add_argument("--start-deadline-s", type=float, required=True, help="seconds from start to the first completion at most")
+    run.add_argument(
+        "--start-deadline-s", type=float, help="seconds from start to the first completion at most [by the starts measured so far]"
+    )
     run.add_argument("--frozen-after-s", type=float, required=True, help="seconds without a sign of life (0: never mind)")
     run.add_argument("--judge-text", action=argparse.BooleanOptionalAction, default=True)
     run.add_argument("command", nargs="+", help="the engine's command, after --")
@@ -338,7 +359,16 @@ def main(argv: Sequence[str] | None = None, exit_at_once: Callable[[int], None] 
         say(f"could not read the credential {KEY_CREDENTIAL}: {error}")
         return FAILED_STATUS
     server = Server(options.url, options.model, key, options.judge_text)
-    told = Options(options.unit, server, options.start_deadline_s, options.frozen_after_s, record, tuple(options.command))
+    # Only systemd's own: a supervisor that is run by hand leaves no file behind.
+    folder = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    measured = Path(folder, starts.FILE) if folder else None
+    deadline_s = options.start_deadline_s
+    if deadline_s is None:
+        known = starts.read(measured) if measured else ()
+        deadline_s = float(starts.deadline_s(known))
+        longest = f"the longest of {len(known)} measured was {max(known):.0f} s" if known else "none was measured yet"
+        say(f"this start may take {deadline_s:.0f} s: {longest}")
+    told = Options(options.unit, server, deadline_s, options.frozen_after_s, record, tuple(options.command), measured)
     status = Supervisor(told, Notifier()).run()
     # A thread may still wait for an answer that never comes: it must not hold up the end.
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from laoka import __version__
 from laoka.catalog.messages import language
 from laoka.operations import wheel
 from laoka.operations.deploy_lock import give_back_deploy_lock, take_deploy_lock
-from laoka.operations.steps import apt_update_when_stale, index_debs
+from laoka.operations.steps import apt_update_when_stale, index_debs, keep_only
 from roles.plan import lock_path
 from roles.settings import InventoryError, RoleSettings
 
@@ -133,26 +133,37 @@ def base() -> None:
         src=StringIO(apt_settings(settings)),
         dest="/etc/apt/apt.conf.d/50laoka",
     )
+    kept = []
     for file_name, path in sorted(settings.apt_keyrings.items()):
         source = Path(path).expanduser()
         if not source.is_file():
             raise InventoryError(f"host {host.name}: apt_keyrings: {source} is not there: it is a file on this machine")
-        files.put(name=f"apt keyring {file_name}", src=str(source), dest=f"/usr/share/keyrings/laoka-{file_name}", mode="644")
+        kept.append(f"/usr/share/keyrings/laoka-{file_name}")
+        files.put(name=f"apt keyring {file_name}", src=str(source), dest=kept[-1], mode="644")
     folder = OWN_SOURCES if settings.apt_sources_only else "/etc/apt/sources.list.d"
     for file_name, line in sorted(settings.apt_sources.items()):
+        kept.append(f"{folder}/laoka-{file_name}.list")
         files.put(
             name=f"apt source {file_name}",
             src=StringIO(f"{line}\n"),
-            dest=f"{folder}/laoka-{file_name}.list",
+            dest=kept[-1],
             create_remote_dir=True,
         )
     for path in settings.deb_folders:
         place = f"/var/lib/laoka/apt/{path.strip('/').replace('/', '-')}"
+        kept += [place, f"{folder}/laoka-folder-{place.rsplit('/', 1)[1]}.list"]
         index_debs(name=f"Index of the packages in {path}", folder=path, place=place)
         files.put(
             name=f"apt source {path}",
             src=StringIO(f"deb [trusted=yes] file:{place} ./\n"),
-            dest=f"{folder}/laoka-folder-{place.rsplit('/', 1)[1]}.list",
+            dest=kept[-1],
             create_remote_dir=True,
         )
+    ours = [
+        "/etc/apt/sources.list.d/laoka-*.list",
+        f"{OWN_SOURCES}/laoka-*.list",
+        "/usr/share/keyrings/laoka-*",
+        "/var/lib/laoka/apt/*",
+    ]
+    keep_only(name="No source of packages that the inventory had once", patterns=ours, keep=kept, lang=language(settings.lang))
     apt_update_when_stale(name="apt lists are fresh", lock_wait_s=settings.apt_lock_wait_s)

@@ -34,7 +34,7 @@ def container_values(pin: EnginePin, stack: Mapping[str, Any], data: Mapping[str
         "python": python,
         "port": data.get("serve_port", PORT),
         "served_model_name": data.get("served_model_name", NAME),
-        "start_deadline_s": data.get("serve_start_deadline_s", DEADLINE_S),
+        "start_deadline_s": data.get("serve_start_deadline_s") or DEADLINE_S,
         "shm_size": "16g",
         "tensor_parallel": stack.get("tensor_parallel", 1),
     }

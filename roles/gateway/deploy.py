@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -14,11 +15,15 @@ from pyinfra.api.host import Host
 from pyinfra.context import host, state
 from pyinfra.operations import files, server
 
-from laoka.operations.steps import apt_install, checked_file, http_test, run_unit
+from laoka.catalog.messages import language
+from laoka.operations.rollout import as_unit
+from laoka.operations.steps import apt_install, checked_file, http_test, keep_only, run_unit
 from roles.agent.deploy import HOME, PYTHON
+from roles.base.deploy import BaseSettings
 from roles.gateway.config import (
     GET_PATHS,
     POST_PATHS,
+    PREFIX_LOG,
     Key,
     Limits,
     guard_settings,
@@ -30,7 +35,7 @@ from roles.gateway.config import (
     split_listen,
 )
 from roles.secrets import secret_file
-from roles.serve.deploy import ServeSettings, served
+from roles.serve.deploy import Served, ServeSettings, left_overs, served
 from roles.settings import InventoryError, RoleSettings, data_of
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "gateway"
@@ -54,9 +59,9 @@ class GatewaySettings(RoleSettings):
     """File on your machine with certificate chain and private key in PEM; None: no TLS."""
     gateway_tls_ca_file: str | None = None
     """Certificate that the gateways of a group know each other's by; needed for TLS in a group."""
-    gateway_group: str | None = None
+    gateway_group: str | None = Field(None, pattern=r"^[\w.-]+$")
     """Hosts with the same name here are one: each of their gateways spreads requests over all of them."""
-    gateway_address: str | None = None
+    gateway_address: str | None = Field(None, pattern=r"^[\w.:\[\]-]+$")
     """Address by which the group's other hosts reach this one; None takes ssh_hostname."""
     gateway_max_requests: int | None = Field(None, gt=0)
     """Requests in one engine at once; None takes max-num-seqs of the flags."""
@@ -136,6 +141,24 @@ def checked(name: str, settings: GatewaySettings) -> tuple[Key, ...]:
         raise InventoryError(f"host {name}: gateway_keys_file: {error}") from None
 
 
+def gateway_left_overs(settings: GatewaySettings, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What a host may have of gateway settings that it had once: patterns of the shell, and which of their paths stay.
+
+    Arguments: `names` are the files that HAProxy reads beside its configuration.
+    """
+    keep = [*names, *([LOCAL_KEY] if settings.gateway_keys_file else [])]
+    keep += [PREFIX_LOG, f"{PREFIX_LOG}.1"] if settings.gateway_prefix_log else []
+    return [f"{FOLDER}/keys.map", f"{FOLDER}/*.pem", LOCAL_KEY, f"{PREFIX_LOG}*"], keep
+
+
+def ports_differ(name: str, listen: str, servers: Iterable[Served]) -> None:
+    """Errors: InventoryError when the gateway would listen where an engine does."""
+    port = split_listen(listen)[1]
+    for one in servers:
+        if one.port == port:
+            raise InventoryError(f"host {name}: {one.unit} and gateway_listen both have port {port}: give the gateway another one")
+
+
 def limits_of(on: Host) -> Limits:
     """The limits of a host's gateway."""
     own, serving = GatewaySettings.of(on), ServeSettings.of(on)
@@ -158,6 +181,7 @@ def gateway() -> None:
     """HAProxy and the guard, with what is on disk now, and the model's name seen through them."""
     settings, serving = GatewaySettings.of(host), ServeSettings.of(host)
     keys = checked(host.name, settings)
+    ports_differ(host.name, settings.gateway_listen, served(host))
     peers = peers_of(host, state.inventory)
     apt_install(name="HAProxy", packages=["haproxy"])
     _guard(limits_of(host))
@@ -172,6 +196,14 @@ def gateway() -> None:
         test=http_test(f"{scheme}://127.0.0.1:{port}/v1/models", serving.served_model_name, key=LOCAL_KEY if keys else ""),
         test_deadline_s=60,
         _timeout=120,
+    )
+    # At the end: what reads them was changed before.
+    of_gateway, of_engines = gateway_left_overs(settings, names), left_overs(served(host))
+    keep_only(
+        name="No key, certificate or file that the inventory had once",
+        patterns=[*of_gateway[0], *of_engines[0]],
+        keep=[*of_gateway[1], *of_engines[1]],
+        lang=language(BaseSettings.of(host).lang),
     )
 
 
@@ -195,13 +227,19 @@ def _guard(found: Limits) -> None:
         python=PYTHON, settings=GUARD_SETTINGS, key=key, stop_s=30, engines=engines,
     )  # fmt: skip
     listed = " ".join(engine["socket"] for engine in engines)
+    config = [f"/etc/systemd/system/{GUARD}", f"{HOME}/current", *([key] if key else [])]
+    drain_s = ServeSettings.of(host).serve_drain_s
+    words = [PYTHON, "-m", "laoka.serving.rollout", "--unit", GUARD, "--config", *config, "--drain-deadline-s", str(drain_s),
+             "--restart-deadline-s", "90"]  # fmt: skip
     run_unit(
-        name="The guard runs",
+        name="The guard runs; one that has to be restarted is drained before, one host at a time",
         unit=GUARD,
-        config=[f"/etc/systemd/system/{GUARD}", f"{HOME}/current", *([key] if key else [])],
+        config=config,
         reload=[GUARD_SETTINGS],
+        change=as_unit(GUARD, shlex.join(words)),
         test=f"for s in {listed}; do curl -sf -m 5 --unix-socket $s http://localhost/health || exit 1; done",
-        _timeout=120,
+        _serial=True,
+        _timeout=drain_s + 480,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -19,6 +19,9 @@ from laoka.facts.system import SystemdVersion
 from laoka.operations.rollout import roll_unit, start_unit, stop_main
 from laoka.operations.speculative import flags_file
 from laoka.operations.steps import completion_test, retire_units, run_unit
+from laoka.serving import starts
+from laoka.serving.record import path_of
+from laoka.serving.rollout import KEPT
 from roles.agent.deploy import PYTHON
 from roles.base.deploy import BaseSettings
 from roles.dflash2.deploy import plan_here
@@ -30,7 +33,10 @@ from roles.secrets import secret_file
 from roles.serve.unit import (
     DEFAULT_ENV,
     INSTANCE_NAME,
+    NOT_INSTANCES,
     NVIDIA_GROUPS,
+    checked_env,
+    checked_flags,
     flags_of,
     longest_silence_s,
     restart_keys,
@@ -44,11 +50,28 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "serve"
 USER = "qwen"
 UNIT = "qwen-serve.service"
 CONFIG = "/etc/qwen-serve"
+STAGED = "/var/lib/laoka/staged"
 LEAST_FROZEN_S = 180
 """Above VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, so that an engine which notices its stuck worker by itself says so in its own words."""
 
 
-class ServeInstance(RoleSettings):
+class EngineSettings(RoleSettings):
+    """What is checked alike for a host's only engine and for each of several."""
+
+    @field_validator("serve_flags", "flags", check_fields=False)
+    @classmethod
+    def _are_flags(cls, flags: dict[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
+        checked_flags(flags)
+        return flags
+
+    @field_validator("serve_env", "env", check_fields=False)
+    @classmethod
+    def _is_an_environment(cls, env: dict[str, str]) -> dict[str, str]:
+        checked_env(env)
+        return env
+
+
+class ServeInstance(EngineSettings):
     """One of several servers of a host, each with cards of its own: unit qwen-serve@NAME."""
 
     port: int = Field(gt=0, lt=65536)
@@ -64,7 +87,7 @@ class ServeInstance(RoleSettings):
 InstanceName = Annotated[str, StringConstraints(pattern=INSTANCE_NAME)]
 
 
-class ServeSettings(RoleSettings):
+class ServeSettings(EngineSettings):
     """Settings of the model server."""
 
     served_model_name: str = Field("qwen", pattern=r"^[\w./:-]+$")
@@ -79,13 +102,13 @@ class ServeSettings(RoleSettings):
     """Several servers on one host, by name: {"a": {"port": 8001, "gpus": ["0000:03:00.0"]}, ...}; empty: one, qwen-serve."""
     serve_api_key_file: str | None = None
     """File on your machine (or env:NAME, sops:FILE#KEY) with a key that the engine asks for on loopback; None: none."""
-    serve_start_deadline_s: int = 1200
-    """How long a start may take until the first completion; a cold start on 4 V100 was 271 s (1Cat-vLLM 1.5.1)."""
-    serve_shutdown_s: int = 30
+    serve_start_deadline_s: int | None = Field(None, gt=0)
+    """How long a start may take until the first completion; None: three times the longest measured on the host, at least 1200."""
+    serve_shutdown_s: int = Field(30, ge=0)
     """How long requests in flight have to finish when the unit is stopped."""
-    serve_drain_s: int = 120
+    serve_drain_s: int = Field(120, ge=0)
     """How long a deploy waits for requests in hand before it restarts the engine; no new ones come in that time."""
-    serve_frozen_after_s: int | None = None
+    serve_frozen_after_s: int | None = Field(None, ge=0)
     """Seconds without a sign of life until the engine is restarted; 0: never; None: 180, or more for long steps of prefill."""
     serve_max_tokens: int | None = Field(None, gt=0)
     """The most tokens that one answer may have; a request for more is refused. None: what the context has room for."""
@@ -100,6 +123,9 @@ class ServeSettings(RoleSettings):
         ports = [item.port for item in instances.values()]
         if len(set(ports)) != len(ports):
             raise ValueError("two instances have the same port")
+        taken = [name for name in instances if name in NOT_INSTANCES]
+        if taken:
+            raise ValueError(f"{taken[0]} can't be an instance's name: a file of laoka's own has it")
         return instances
 
 
@@ -199,7 +225,7 @@ def serve() -> None:
         name, config = one.unit.removesuffix(".service"), [*_own_files(one), f"{ENGINES}/current", CURRENT]
         staged = [[_staged(one, path), path] for path in _own_files(one)]
         test = completion_test(PYTHON, one.url, settings.served_model_name, judge_text=settings.serve_judge_text, key=one.key)
-        deadline_s = settings.serve_start_deadline_s + 120
+        deadline_s = (settings.serve_start_deadline_s or starts.MOST_S) + 120
         words = [
             PYTHON, "-m", "laoka.serving.rollout", "--unit", one.unit, "--config", *config, "--url", one.url,
             "--model", settings.served_model_name, "--drain-deadline-s", str(settings.serve_drain_s),
@@ -226,6 +252,15 @@ def serve() -> None:
         )
 
 
+def left_overs(servers: Sequence[Served]) -> tuple[list[str], list[str]]:
+    """What a host may have of settings that its inventory had once: patterns of the shell, and which of their paths stay."""
+    units = [one.unit for one in servers]
+    of_all = [f"{CONFIG}/api-key", f"{CONFIG}/vllm.yaml", f"{CONFIG}/env", f"{CONFIG}/*/", "/run/qwen-serve/state.json"]
+    keep = [path for one in servers for path in (one.config, *_own_files(one), *(_staged(one, path) for path in _own_files(one)))]
+    keep += [str(path_of(unit)) for unit in units] + [f"{place}/{unit}" for place in (STAGED, KEPT) for unit in units]
+    return [*of_all, f"{CONFIG}/*/api-key", f"{STAGED}/qwen-serve*", f"{STAGED}/qwen-serve*/api-key", f"{KEPT}/qwen-serve*"], keep
+
+
 def _own_files(one: Served) -> list[str]:
     """The files that a server is made of, where it reads them."""
     return [one.unit_path, f"{one.config}/vllm.yaml", f"{one.config}/env", *([one.key] if one.key else [])]
@@ -233,7 +268,7 @@ def _own_files(one: Served) -> list[str]:
 
 def _staged(one: Served, path: str) -> str:
     """Where the new version of a file waits for this host's turn."""
-    return f"/var/lib/laoka/staged/{one.unit}/{path.rsplit('/', 1)[1]}"
+    return f"{STAGED}/{one.unit}/{path.rsplit('/', 1)[1]}"
 
 
 def _files(settings: ServeSettings, one: Served, version: int) -> None:
@@ -267,6 +302,7 @@ def unit_values(settings: ServeSettings, one: Served, version: int, *, gpus: boo
         "unit": one.unit, "instance": one.instance, "config": one.config, "folder": one.folder, "port": one.port,
         "syslog": one.unit.removesuffix(".service"), "run_as": USER, "engine": f"{ENGINES}/current", "python": PYTHON,
         "served_model_name": settings.served_model_name, "start_deadline_s": settings.serve_start_deadline_s,
+        "unmeasured_s": starts.UNMEASURED_S,
         "shutdown_s": settings.serve_shutdown_s, "frozen_after_s": one.frozen_after_s, "memory_max": settings.serve_memory_max,
         "judge_text": settings.serve_judge_text, "key": one.key, "gpus": gpus, "device_groups": NVIDIA_GROUPS if gpus else (),
         "start_limit": start_limit_keys(), "restart": restart_keys(version),

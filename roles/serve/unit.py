@@ -21,6 +21,45 @@ OLDEST = 249
 # Groups of /proc/devices (seen on a host with driver 580.159; nvidia-frontend is the name in branches up to 535).
 NVIDIA_GROUPS = ("char-nvidia", "char-nvidia-frontend", "char-nvidiactl", "char-nvidia-uvm", "char-nvidia-caps")
 
+NOT_FLAGS: Mapping[str, str] = {
+    "host": "the engine listens on loopback only, as its key does not guard all of its paths; gateway_listen is for clients",
+    "uds": "the engine listens on loopback, where the guard asks it",
+    "port": "set serve_port, or an instance's port",
+    "model": "the model comes from the lock file (laoka lock)",
+    "served-model-name": "set served_model_name",
+    "config": "laoka writes that file itself",
+    "api-key": "set serve_api_key_file: everybody on the host can read the flags",
+}
+"""Flags that are laoka's own, with what to do instead."""
+NOT_ENV: Mapping[str, str] = {
+    "VLLM_API_KEY": "set serve_api_key_file: everybody on the host can read the environment's file",
+    "VLLM_SERVER_DEV_MODE": "it opens paths that pause the engine to whoever asks",
+}
+NOT_INSTANCES = ("main", "env", "api-key")
+"""Names that a file of the only server has, or its socket."""
+
+
+def checked_flags(flags: Mapping[str, object]) -> None:
+    """Errors: ValueError for a flag that is laoka's own, or no flag at all."""
+    for key in flags:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", key):
+            raise ValueError(f"{key!r} is no flag: write it without the dashes before it, such as max-model-len")
+        reason = NOT_FLAGS.get(key.replace("_", "-").lower())
+        if reason:
+            raise ValueError(f"{key} is not for you to set: {reason}")
+
+
+def checked_env(env: Mapping[str, str]) -> None:
+    """Errors: ValueError for a variable that is laoka's own, or can't be one of a systemd unit."""
+    for key, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", key):
+            raise ValueError(f"{key!r} is no name of a variable")
+        if any(character in value for character in "\n\r\0"):
+            raise ValueError(f"{key}: its value has more than one line")
+        if key in NOT_ENV:
+            raise ValueError(f"{key} is not for you to set: {NOT_ENV[key]}")
+
+
 INSTANCE_NAME = r"^[a-z0-9][a-z0-9-]{0,19}$"
 
 DEFAULT_FLAGS: Mapping[str, Any] = {

@@ -13,6 +13,7 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from laoka.operations.steps import http_test, run_unit
+from laoka.serving import starts
 from roles.agent.deploy import HOME, PYTHON
 from roles.base.deploy import BaseSettings
 from roles.power.deploy import PowerSettings
@@ -86,7 +87,7 @@ def agent_config(
         "power_cycle_command": list(own.power_cycle_command),
         "smoke_test": list(own.cuda_smoke_test),
         "tensor_parallel": int(asked.flags.get("tensor-parallel-size", 1)),
-        "engine_start_deadline_s": float(serving.serve_start_deadline_s),
+        "engine_start_deadline_s": float(serving.serve_start_deadline_s or starts.MOST_S),
         "gpu": [gpu.model_dump() for gpu in base.expected_gpus],
     }
     if base.simulated:

@@ -6,12 +6,14 @@ import hashlib
 import json
 import re
 import shlex
+from fnmatch import fnmatch
 from pathlib import Path
 
 import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from laoka.serving.guard import parse_settings
 from roles.gateway.config import (
@@ -24,7 +26,8 @@ from roles.gateway.config import (
     refusals,
     split_listen,
 )
-from roles.gateway.deploy import TEMPLATES, GatewaySettings, Peer, checked, haproxy_values
+from roles.gateway.deploy import TEMPLATES, GatewaySettings, Peer, checked, gateway_left_overs, haproxy_values, ports_differ
+from roles.serve.deploy import Served, ServeSettings, _served, left_overs
 from roles.settings import InventoryError, faults
 
 KEYS = "# who may\nalice k-alice-0123456789\nbob-2   k-bob-0123456789ab  # his\n\n"
@@ -176,3 +179,43 @@ def test_the_guard_reads_what_is_written_for_it() -> None:
     engines = [{"socket": "/s", "url": "http://127.0.0.1:8000", "model": "m"}]
     found = parse_settings(guard_settings(limits(FLAGS, max_tokens=5), engines))
     assert (found.engines[0].model, found.max_tokens, found.max_choices, found.send_s) == ("m", 5, 2, 60)
+
+
+def test_a_gateway_on_an_engines_port_is_refused_and_words_that_would_be_lines_of_haproxys() -> None:
+    ports_differ("h", "0.0.0.0:8080", [served_at(8000), served_at(8001)])
+    with pytest.raises(InventoryError, match=r"h: qwen-serve@x\.service and gateway_listen both have port 8001"):
+        ports_differ("h", "0.0.0.0:8001", [served_at(8000), served_at(8001)])
+    for wrong in ({"gateway_address": "x\n  server evil 10.0.0.1"}, {"gateway_group": "a b"}):
+        with pytest.raises(ValidationError):
+            GatewaySettings(**wrong)  # type: ignore[arg-type]
+    assert GatewaySettings(gateway_address="fd00::1", gateway_group="lab-1.a").gateway_group == "lab-1.a"
+
+
+def served_at(port: int) -> Served:
+    return Served("qwen-serve@x.service", "x", "/etc/qwen-serve/x", "qwen-serve/x", port, {}, {}, 180, "")
+
+
+def goes(found: tuple[list[str], list[str]], *paths: str) -> list[str]:
+    """Those of some paths of a host that would be removed."""
+    return [path for path in paths if any(fnmatch(path, one.rstrip("/")) for one in found[0]) and path not in found[1]]
+
+
+def test_what_goes_with_a_setting_of_the_gateway() -> None:
+    folder, log = "/etc/haproxy/laoka", "/var/lib/qwen-guard/prefixes.jsonl"
+    secrets = (f"{folder}/keys.map", f"{folder}/tls.pem", f"{folder}/ca.pem", "/etc/laoka/gateway-key", log, f"{log}.1")
+    every = GatewaySettings(gateway_keys_file="/k", gateway_prefix_log=True)
+    assert goes(gateway_left_overs(every, secrets[:3]), *secrets, f"{folder}/haproxy.cfg") == []
+    assert goes(gateway_left_overs(GatewaySettings(), []), *secrets, f"{folder}/haproxy.cfg") == list(secrets)
+    assert goes(gateway_left_overs(every, secrets[:1]), *secrets) == [f"{folder}/tls.pem", f"{folder}/ca.pem"]
+
+
+def test_what_goes_with_a_setting_of_the_engines() -> None:
+    single, a = ServeSettings(), ServeSettings(serve_api_key_file="/k")
+    key, folder, main = "/etc/qwen-serve/api-key", "/etc/qwen-serve/a", "/var/lib/laoka/staged/qwen-serve.service"
+    rolled = "/var/lib/laoka/rollout/qwen-serve.service"
+    everything = (key, folder, "/etc/qwen-serve/vllm.yaml", "/etc/qwen-serve/env", "/run/qwen-serve/state.json", main, rolled)
+    of_single = left_overs([_served(single, "", 8000, {}, {})])
+    assert goes(of_single, *everything, f"{main}/api-key", f"{main}/env") == [key, folder, f"{main}/api-key"]
+    with_key = left_overs([_served(a, "", 8000, {}, {})])
+    assert goes(with_key, *everything, f"{main}/api-key") == [folder]
+    assert goes(left_overs([_served(a, "a", 8001, {}, {})]), *everything) == list(everything[2:])

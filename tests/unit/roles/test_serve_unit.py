@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
+from pydantic import ValidationError
 
 from roles.serve.deploy import LEAST_FROZEN_S, TEMPLATES, Served, ServeInstance, ServeSettings, _served, unit_values
 from roles.serve.unit import (
@@ -138,7 +139,9 @@ def test_what_the_host_must_be_safe_from() -> None:
     assert {key: keys[key][0] for key in wanted} == wanted
     after = keys["After"][0].split()
     assert {"network-online.target", "nvidia-persistenced.service", "laoka-power.service"} <= set(after)
-    assert int(keys["Environment"][0].split("VLLM_ENGINE_READY_TIMEOUT_S=")[1].split()[0]) < 630
+    assert "--start-deadline-s 600 " in keys["ExecStart"][0]  # the supervisor's comes first, and what the engine gets is as long
+    of_measured = keys_of(rendered(252))
+    assert of_measured["TimeoutStartSec"] == ["1230s"] and "--start-deadline-s" not in of_measured["ExecStart"][0]
 
 
 def test_only_a_host_with_cards_gets_their_devices() -> None:
@@ -226,3 +229,33 @@ def test_cards_of_an_instance() -> None:
 def test_settings_that_can_not_be(data: dict[str, object], says: str) -> None:
     assert says in faults("x", data, [ServeSettings], [])[0]
     assert ServeInstance(port=5).gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"serve_flags": {"host": "0.0.0.0"}}, "host is not for you to set: the engine listens on loopback only"),
+        ({"serve_flags": {"served_model_name": "x"}}, "set served_model_name"),
+        ({"serve_flags": {"api-key": "k"}}, "set serve_api_key_file"),
+        ({"serve_flags": {"--max-model-len": 1}}, "write it without the dashes"),
+        ({"serve_flags": {"seed: 1\nhost": "0.0.0.0"}}, "is no flag"),
+        ({"serve_instances": {"a": {"port": 8001, "flags": {"port": 9}}}}, "set serve_port, or an instance's port"),
+        ({"serve_instances": {"a": {"port": 8001, "env": {"VLLM_API_KEY": "k"}}}}, "set serve_api_key_file"),
+        ({"serve_instances": {"api-key": {"port": 8001}}}, "can't be an instance's name"),
+        ({"serve_env": {"A": "x\nVLLM_API_KEY=k"}}, "its value has more than one line"),
+        ({"serve_env": {"A B": "x"}}, "is no name of a variable"),
+        ({"serve_env": {"VLLM_SERVER_DEV_MODE": "1"}}, "pause the engine to whoever asks"),
+        ({"serve_shutdown_s": -1}, "serve_shutdown_s"),
+        ({"serve_drain_s": -1}, "serve_drain_s"),
+        ({"serve_frozen_after_s": -1}, "serve_frozen_after_s"),
+        ({"serve_start_deadline_s": 0}, "serve_start_deadline_s"),
+    ],
+)
+def test_what_would_open_the_engine_or_break_its_files_is_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        ServeSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_flags_of_either_spelling_and_usual_variables_are_taken() -> None:
+    told = ServeSettings(serve_flags={"max_model_len": "8k", "no-enable-prefix-caching": True}, serve_env={"NCCL_DEBUG": "INFO"})
+    assert told.serve_flags["max_model_len"] == "8k"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from laoka.serving import drain
+from laoka.serving import guard as guard_module
 from laoka.serving.unix_http import UnixServer
 
 
@@ -89,3 +90,67 @@ def test_a_guard_that_is_gone_is_not_taken_for_one_of_another_engine(guard: Guar
     assert drain.states(tmp_path)[0].status is None
     guard.mark.touch()
     assert not drain.undrain(0.5, engine="http://127.0.0.1:8001", folder=tmp_path, mark=guard.mark)
+
+
+class Two:
+    """Two guards of one host, real ones, whose engines are not there: what they say of a mark is theirs all the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.mark = folder, folder / "drain"
+        self.servers: list[UnixServer] = []
+        for number, name in enumerate(("one", "two"), 1):
+            url = f"http://127.0.0.1:800{number}"
+            settings = guard_module.Settings(
+                (guard_module.EngineSettings(str(folder / f"{name}.sock"), url, "m"),), 1, 1, 1, 1, 1, 1, 9, 1
+            )
+            made = guard_module.Guard(settings, "", self.mark)
+            server = UnixServer(folder / f"{name}.sock", guard_module.make_handler(made, made.engines[0]))
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+            self.servers.append(server)
+
+    def said(self) -> list[tuple[str, str]]:
+        return [(item.socket, "draining" if item.status == 404 else "ill") for item in drain.states(self.folder)]
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    monkeypatch.setattr(drain, "SETTLE_S", 0.1)
+    made = Two(tmp_path)
+    yield made
+    for server in made.servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_one_engine_of_two_is_drained_by_its_own_mark(two: Two) -> None:
+    mark = drain.mark_of("http://127.0.0.1:8002", folder=two.folder, mark=two.mark)
+    assert mark == two.folder / "two.drain"
+    assert drain.drain(2, lambda line: None, engine="http://127.0.0.1:8002", folder=two.folder, mark=mark) == 0
+    assert two.said() == [("one", "ill"), ("two", "draining")] and not two.mark.exists()
+    # The host's mark is for both; who takes the engine's own away leaves the host's, a person's, alone.
+    two.mark.touch()
+    assert two.said() == [("one", "draining"), ("two", "draining")]
+    assert drain.undrain(2, engine="http://127.0.0.1:8002", folder=two.folder, mark=mark)
+    assert two.said() == [("one", "draining"), ("two", "draining")] and two.mark.exists() and not mark.exists()
+
+
+def test_the_hosts_mark_is_the_way_out_where_a_guard_knows_no_other(guard: Guard, two: Two, tmp_path: Path) -> None:
+    assert [item.mark for item in drain.states(tmp_path)] == [None, tmp_path / "one.drain", tmp_path / "two.drain"]
+    assert drain.mark_of("http://127.0.0.1:8009", folder=tmp_path, mark=guard.mark) == guard.mark
+    assert drain.mark_of("http://127.0.0.1:8002", folder=tmp_path, mark=guard.mark) == tmp_path / "two.drain"
+    assert drain.mark_of("", folder=tmp_path, mark=guard.mark) == guard.mark
+
+
+def test_the_command_takes_one_out_and_off_brings_the_whole_host_back(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: str) -> int:
+        return drain.main([*words, "--deadline-s", "0.3"], folder=two.folder, mark=two.mark)
+
+    assert command("on", "--instance", "one") == 0 and two.said()[0] == ("one", "draining")
+    assert command("status", "--instance", "one") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "one: draining, 0 request(s) in hand"
+    assert command("on", "--instance", "three") == 2
+    assert "no guard here answers for three; those that do: one, two" in capsys.readouterr().err
+    assert command("on") == 0 and two.mark.exists()
+    assert command("off") == 1  # in service, but their engines are not there
+    assert two.said() == [("one", "ill"), ("two", "ill")] and list(two.folder.glob("*drain")) == []
+    assert "in service, but not well yet" in capsys.readouterr().err

@@ -150,7 +150,8 @@ class Guarded:
             "first_byte_s": 1.5, "idle_s": 1.5, "dead_after_s": 3.0, "send_s": 1.0, **changed,
         }  # fmt: skip
         self.file.write_text(json.dumps(self.values))
-        (folder / "gone.sock").touch()  # of an engine that an earlier run had
+        for name in ("gone.sock", "gone.drain"):  # of an engine that an earlier run had
+            (folder / name).touch()
         code = (
             "import sys; from pathlib import Path; from laoka.serving.guard import serve; "
             "sys.exit(serve(Path(sys.argv[1]), 'k3y', Path(sys.argv[2])))"
@@ -352,6 +353,11 @@ def test_draining_is_404_for_the_balancer_and_no_end_for_what_runs(guarded: Guar
     assert done[0][0] == 200 and done[0][1] == CHUNK + LAST
     until(lambda: guarded.get("/health")[1]["in_flight"] == 0, 30, "its seat is free")
     guarded.drain.unlink()
+    assert guarded.get("/health")[0] == 200
+    own = guarded.socket.with_suffix(".drain")  # this engine's alone
+    own.touch()
+    assert guarded.get("/health")[0] == 404
+    own.unlink()
     assert guarded.get("/health")[0] == 200
 
 

@@ -21,7 +21,7 @@ from laoka.cli.main import cli
 from laoka.serving.guard import parse_settings
 from laoka.serving.prefix_insight import analyse
 from laoka.serving.prefix_log import Noted, covered, marks, note, parse_line
-from laoka.serving.prefix_noter import Noter, given_ids, key_of, question
+from laoka.serving.prefix_noter import Noter, given_ids, question
 from roles.gateway.config import guard_settings, limits
 
 KEY = b"k" * 32
@@ -175,17 +175,6 @@ def test_a_line_may_be_cut_off(tmp_path: Path) -> None:
     log.write_text(f'{line}\r\n\n{{"run": "r", "time_s": 1e999, "tokens": 1e999\n{line}\n{line[:-9]}')
     done = CliRunner().invoke(cli, ["cache", "prompts", str(log), "--json"], standalone_mode=False)
     assert json.loads(done.output)["prompts"]["requests"] == 2
-
-
-def test_prompts_of_different_salts_share_nothing_as_in_the_engine() -> None:
-    """vLLM puts a request's cache_salt into the hash of its first block, and so into all that follow."""
-    ids = [RNG.randrange(1000) for _ in range(400)]
-    own, same, other, none = (
-        note(ids, key_of({"cache_salt": salt}, KEY), "r", 1.0) for salt in ("one user", "one user", "another", None)
-    )
-    assert analyse([own, same], 16).reusable_tokens > 300
-    for pair in ([own, other], [own, none], [other, none]):
-        assert analyse(pair, 16).reusable_tokens == 0 and analyse(pair, 16).misplaced_tokens == 0
 
 
 def test_too_many_waiting_are_dropped_not_kept(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ class Unit:
               command: tuple[str, ...] = (sys.executable, str(FAKE))) -> subprocess.Popen[str]:  # fmt: skip
         argv = [
             sys.executable, "-m", "laoka.serving.supervise", "run", "--unit", "qwen-serve.service",
-            "--url", f"http://127.0.0.1:{self.port}", "--model", "m", "--start-deadline-s", str(deadline_s),
+            "--url", f"http://127.0.0.1:{self.port}", "--model", "m",
+            *(["--start-deadline-s", str(deadline_s)] if deadline_s else []),
             "--frozen-after-s", str(frozen_after_s), "--record", str(self.record_file), "--",
             *command, str(self.port), str(self.control), *words,
         ]  # fmt: skip
@@ -100,6 +101,21 @@ def test_ready_only_when_a_completion_came_back_and_stopped_when_asked(unit: Uni
     child.send_signal(signal.SIGTERM)
     assert unit.ended()[0] == 0
     assert "STOPPING=1" in unit.told() and unit.record().state == "stopping"
+
+
+def test_a_start_is_measured_and_the_next_one_has_its_deadline_from_it(unit: Unit) -> None:
+    measured = unit.folder / "starts.json"
+    measured.write_text('{"starts_s": [33.0, 500.5]}')
+    child = unit.start(deadline_s=0, env={"STATE_DIRECTORY": str(unit.folder)})
+    unit.ready()
+    assert "EXTEND_TIMEOUT_USEC=60000000" in unit.told()
+    until(lambda: len(json.loads(measured.read_text())["starts_s"]) == 3, 30, "the start is kept")
+    assert json.loads(measured.read_text())["starts_s"] == [33.0, 500.5, unit.record().start_s]
+    environment = Path(f"/proc/{engine_pid(unit)}/environ").read_text().split("\0")
+    assert "VLLM_ENGINE_READY_TIMEOUT_S=1560" in environment
+    child.send_signal(signal.SIGTERM)
+    status, journal = unit.ended()
+    assert status == 0 and "this start may take 1560 s: the longest of 2 measured was 500 s" in journal
 
 
 def test_an_engine_that_still_loads_is_stopped_although_it_heeds_no_sigterm(unit: Unit) -> None:
@@ -217,8 +233,10 @@ def metrics_reads(unit: Unit) -> float:
 
 def test_the_environment_of_the_engine() -> None:
     given = {"PATH": "/bin", "NOTIFY_SOCKET": "/run/x", "WATCHDOG_PID": "1"}
-    assert engine_environment(given, "") == {"PATH": "/bin"}
-    assert engine_environment(given, "k") == {"PATH": "/bin", "VLLM_API_KEY": "k"}
+    assert engine_environment(given, "", 1500) == {"PATH": "/bin", "VLLM_ENGINE_READY_TIMEOUT_S": "1500"}
+    assert engine_environment({**given, "VLLM_ENGINE_READY_TIMEOUT_S": "9"}, "k", 1500) == {
+        "PATH": "/bin", "VLLM_API_KEY": "k", "VLLM_ENGINE_READY_TIMEOUT_S": "9",
+    }  # fmt: skip
 
 
 def test_a_silence_is_looked_at_several_times() -> None:
