@@ -161,7 +161,10 @@ class Said(FactBase[tuple[int, str]]):
 
     def command(self, step: str) -> str:
         path = f"{FOLDER}/change/{step}"
-        return f"cat {path}.status 2>/dev/null || echo -1; tail -n 40 {path}.log 2>/dev/null; true"
+        room = f"$(df --output=avail -B1M {FOLDER} | tail -n 1)"
+        # On a full disk its words are lost.
+        full = f'[ -s {path}.log ] || [ "{room}" -gt 0 ] || echo "E: no space is left on the disk of {FOLDER}"'
+        return f"cat {path}.status 2>/dev/null | grep . || echo -1; tail -n 40 {path}.log 2>/dev/null; {full}; true"
 
     def process(self, output: list[str]) -> tuple[int, str]:
         status = int(output[0]) if output and output[0].lstrip("-").isdigit() else -1

@@ -10,6 +10,7 @@ from pyinfra.context import host, state
 from laoka.catalog.messages import Language, text
 from laoka.facts.driver import AptLockHolders
 from laoka.operations.refusal import refusal
+from laoka.stack.message import Message, message
 
 LOCK_WAIT_S = 300
 _POLL_S = 3
@@ -21,21 +22,22 @@ def wait_for_apt(lang: Language = "en", wait_s: int = LOCK_WAIT_S) -> Generator[
 
     In a dry run nothing is waited for.
     """
-    if not state.is_executing:
-        return
+    busy = still_busy(lang, wait_s) if state.is_executing else None
+    if busy is not None:
+        yield refusal([f"{host.name}: {busy.say(lang)}"])
+
+
+def still_busy(lang: Language, wait_s: int) -> Message | None:
+    """The same for where nothing may simply fail: who holds a lock even after the wait, or None."""
     begun = time.monotonic()
     told = -1.0
-    while True:
-        holders = host.get_fact(AptLockHolders)
-        if not holders:
-            return
+    while holders := host.get_fact(AptLockHolders):
         first, waited = holders[0], time.monotonic() - begun
         values = {"pid": first.pid, "name": first.name, "path": first.path}
         if waited >= wait_s:
-            line = text("driver.apt_still_busy", lang, waited_s=int(waited), **values)
-            yield refusal([f"{host.name}: {line}"])
-            return
+            return message("driver.apt_still_busy", waited_s=int(waited), **values)
         if told < 0 or waited - told >= _TELL_S:
             host.log(text("driver.apt_busy", lang, left_s=int(wait_s - waited), **values))
             told = waited
         time.sleep(min(_POLL_S, max(0.2, wait_s - waited)))
+    return None

@@ -18,7 +18,7 @@ from laoka.facts.driver import FOLDER, AptRoom, AptSimulations, BootId, ChangeJo
 from laoka.facts.report import Report
 from laoka.host.unread import Unread
 from laoka.operations import driver_commands as commands
-from laoka.operations.apt import wait_for_apt
+from laoka.operations.apt import still_busy, wait_for_apt
 from laoka.operations.deploy_lock import after_reboot, announce_reboot
 from laoka.operations.refusal import refusal
 from laoka.operations.steps import failed_before
@@ -43,8 +43,11 @@ Steps = Generator[str | PyinfraCommand, None, None]
 APT_DEADLINE_S = 3600
 START_DEADLINE_S = 1800
 UNITS_UP_S = 180
+STEP_DEADLINE_S = 120
 # Room beyond what apt asks for: DKMS builds in /var/lib/dkms, and an initramfs is made anew.
 MARGIN_BYTES, BUILD_BYTES = 300 * 10**6, 1200 * 10**6
+# Kept on the host during a change, for the way back of one that fills the disk.
+RESERVE_BYTES = 200 * 10**6
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def driver_gate(wish: Wish) -> Steps:
     why = _against(change, wish)
     if why is None and change.install:
         room = host.get_fact(AptRoom, packages=change.install)
-        need = (room.needs or 0) + MARGIN_BYTES + (0 if change.built else BUILD_BYTES)
+        need = (room.needs or 0) + MARGIN_BYTES + RESERVE_BYTES + (0 if change.built else BUILD_BYTES)
         if room.free < need:
             why = message("driver.no_space", free_mb=room.free // 10**6, need_mb=need // 10**6, path=FOLDER)
     if why is not None:
@@ -209,31 +212,32 @@ def driver_change(wish: Wish) -> Steps:
         yield commands.step("hold")
         return
     yield from wait_for_apt(wish.lang, wish.lock_wait_s)
-    yield commands.step("begin", *change.kernel)
+    yield commands.step("begin", str(RESERVE_BYTES if change.install else 0), *change.kernel)
+    # A command that fails ends the operation there and then. Once something is stopped none may: each says how it ended.
     if not change.quiet and (change.install or change.activation in ("reload", "reboot")):
         yield from _drain(wish)
     if change.install:
+        busy = still_busy(wish.lang, wish.lock_wait_s)  # by somebody who came while the requests ended
+        if busy is not None:
+            yield from _go_back(wish, before, busy, lock_wait_s=0)
+            return
         _step("doing_apt", wish.lang)
-        yield commands.step_as_unit(APT_DEADLINE_S, *commands.install(wish.target.first, change.install, change.remove))
-        status, said = host.get_fact(Said, step="install")
-        why = _unproven(wish)
-        if status != 0 and why is None:
-            why = message("driver.apt_failed", said=_last(said))
-        elif status != 0 and why is not None:
-            why = Message("driver.both", (("first", why), ("second", message("driver.apt_failed", said=_last(said)))))
+        said = yield from _failed(APT_DEADLINE_S, *commands.install(wish.target.first, change.install, change.remove))
+        why = _both(_unproven(wish), _apt_failed(said))
         if why is not None:
-            yield from _go_back(wish, before, Message("driver.both", (("first", why), ("second", message("driver.no_reboot")))))
+            yield from _go_back(wish, before, _both(why, message("driver.no_reboot")) or why)
             return
     else:
-        yield commands.step("hold")
-        why = _unproven(wish)
+        said = yield from _failed(STEP_DEADLINE_S, "hold")
+        why = _both(_unproven(wish), _apt_failed(said))
         if why is not None:
             yield from _go_back(wish, before, why)
             return
-    yield from _pin(wish)
-    if change.quiet:
+    why = yield from _pin(wish, wish.target.kernel)
+    if why is None and change.quiet:
         yield from _drain(wish)
-    why = yield from _activate(wish)
+    if why is None:
+        why = yield from _activate(wish)
     if why is None:
         why = _unserving(wish)
     if why is None:
@@ -258,36 +262,68 @@ def _last(said: str) -> str:
     return "; ".join((told or lines)[-3:])[:400] or "?"
 
 
+def _apt_failed(said: str | None) -> Message | None:
+    return None if said is None else message("driver.apt_failed", said=said)
+
+
+def _both(first: Message | None, second: Message | None) -> Message | None:
+    return Message("driver.both", (("first", first), ("second", second))) if first and second else first or second
+
+
+def _failed(deadline_s: int, verb: str, *arguments: str) -> Generator[str | PyinfraCommand, None, str | None]:
+    """Run a step as a unit. Returns its last words when it failed, or None."""
+    yield commands.step_as_unit(deadline_s, verb, *arguments)
+    status, said = host.get_fact(Said, step=verb)
+    return None if status == 0 else _last(said)
+
+
+def _look() -> DriverState | Message:
+    try:
+        return look()
+    except Unplannable as error:
+        return message("driver.unread", reason=str(error))
+
+
 def _unproven(wish: Wish) -> Message | None:
     """Why the wanted module would not run after the next boot."""
-    found = unready(look(), wish.target)
+    now = _look()
+    if isinstance(now, Message):
+        return now
+    found = unready(now, wish.target)
     return message("driver.all", all=_words(found, wish.lang)) if found else None
 
 
 def _unserving(wish: Wish) -> Message | None:
     """Why the wanted driver does not run now."""
-    found = unfinished(look(), wish.target, wish.expected_gpus)
+    now = _look()
+    if isinstance(now, Message):
+        return now
+    found = unfinished(now, wish.target, wish.expected_gpus)
     return message("driver.all", all=_words(found, wish.lang)) if found else None
 
 
-def _pin(wish: Wish) -> Steps:
-    """The boot loader's default, after the module was proven and before any reboot."""
+def _pin(wish: Wish, kernel: str) -> Generator[str | PyinfraCommand, None, Message | None]:
+    """The boot loader's default, after the module was proven and before any reboot. Returns why it could not be set, or None."""
     report = host.get_fact(Report)
     menu = report.kernel.menu
-    entry = None if isinstance(menu, Unread) else grub_entry(menu, wish.target.kernel)
-    if entry is not None and report.kernel.grub_default != entry:
-        yield commands.step("boot", entry)
+    entry = None if isinstance(menu, Unread) else grub_entry(menu, kernel)
+    if entry is None or report.kernel.grub_default == entry:
+        return None
+    said = yield from _failed(STEP_DEADLINE_S, "boot", entry)
+    return None if said is None else message("driver.boot_failed", kernel=kernel, said=said)
 
 
 def _activate(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | None]:
     """Have the module that is on disk run: load it, change it for the old one, or reboot. Returns why it could not be, or None."""
-    now = look()
+    now = _look()
+    if isinstance(now, Message):
+        return now
     target = wish.target
     if now.running_kernel == target.kernel and not now.nouveau:
         if now.loaded is not None and now.loaded == now.module(target.kernel) and now.loaded_open == (target.flavour == "open"):
             return None
         _step("doing_reload", wish.lang)
-        yield commands.step_as_unit(120, "load")
+        yield commands.step_as_unit(STEP_DEADLINE_S, "load")
         status, said = host.get_fact(Said, step="load")
         if status == 0:
             return None
@@ -342,39 +378,41 @@ def _start(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | None]:
     if not units:
         return None
     _step("doing_start", wish.lang, units=", ".join(units))
-    yield commands.step_as_unit(START_DEADLINE_S, "start")
-    status, said = host.get_fact(Said, step="start")
-    return None if status == 0 else message("driver.not_serving", units=_last(said))
+    said = yield from _failed(START_DEADLINE_S, "start")
+    return None if said is None else message("driver.not_serving", units=said)
 
 
-def _go_back(wish: Wish, before: DriverState, why: Message) -> Steps:
-    """Bring the packages, the boot entry and the module of before back, start what was stopped, and fail the host."""
+def _go_back(wish: Wish, before: DriverState, why: Message, lock_wait_s: int | None = None) -> Steps:
+    """Bring the packages, the boot entry and the module of before back, start what was stopped, and fail the host.
+
+    What was stopped is started even where the rest fails: what is there may be whole enough to serve.
+    """
     lang = wish.lang
     old = before.module(before.running_kernel) or before.loaded or text("driver.none", lang)
     _step("doing_undo", lang, before=old, why=why.say(lang))
-    yield commands.step_as_unit(APT_DEADLINE_S, "undo")
-    status, said = host.get_fact(Said, step="undo")
-    problem: Message | None = message("driver.apt_failed", said=_last(said)) if status != 0 else None
-    report = host.get_fact(Report)
-    menu = report.kernel.menu
+    still_busy(lang, wish.lock_wait_s if lock_wait_s is None else lock_wait_s)  # where nothing has to go back, no lock is needed
+    said = yield from _failed(APT_DEADLINE_S, "undo")
     kernel = host.get_fact(ChangeJournal).kernel or before.running_kernel
-    entry = None if isinstance(menu, Unread) else grub_entry(menu, kernel)
-    if entry is not None and report.kernel.grub_default != entry:
-        yield commands.step("boot", entry)
-    now = look()
-    if problem is None and before.loaded is not None and (now.loaded != before.loaded or now.running_kernel != kernel):
-        yield commands.step_as_unit(120, "load")
+    problem = _both(_apt_failed(said), (yield from _pin(wish, kernel)))
+    now = _look()
+    if isinstance(now, Message):
+        problem = problem or now
+    elif problem is None and before.loaded is not None and (now.loaded != before.loaded or now.running_kernel != kernel):
+        yield commands.step_as_unit(STEP_DEADLINE_S, "load")
         held = host.get_fact(Said, step="load")[0] == 3
         if (held or now.running_kernel != kernel) and _may_reboot(wish):
             problem = yield from _reboot(wish)
-    if problem is None:
-        problem = yield from _start(wish)
+    stopped = yield from _start(wish)
     lines = [text("driver.failed", lang, host=host.name, why=why.say(lang))]
-    if problem is None:
+    if problem is None and stopped is None:
         yield commands.step("finish", f"back on {old}: the change failed")
         lines.append(text("driver.undone", lang, host=host.name, before=old))
     else:
-        lines.append(text("driver.undo_failed", lang, host=host.name, why=problem.say(lang), log=f"{FOLDER}/change/undo.log"))
+        key = "undo_failed" if stopped else "undo_failed_but_runs"
+        told = _both(problem, stopped)
+        lines.append(
+            text(f"driver.{key}", lang, host=host.name, why=told.say(lang) if told else "", log=f"{FOLDER}/change/undo.log")
+        )
     yield refusal(lines)
 
 

@@ -20,7 +20,11 @@ def step(verb: str, *arguments: str) -> str:
     """A command that runs one step on the host."""
     words = " ".join(shlex.quote(word) for word in (verb, *arguments))
     file = f"{FOLDER}/steps.sh"
-    return f"mkdir -p {FOLDER} && printf %s {shlex.quote(script())} > {file}.new && mv {file}.new {file} && sh {file} {words}"
+    # It is written only where it is another one, so that a step of the way back runs on a disk that is full.
+    return (
+        f'mkdir -p {FOLDER} && s={shlex.quote(script())} && {{ printf %s "$s" | cmp -s - {file} || '
+        f'{{ printf %s "$s" > {file}.new && mv {file}.new {file}; }}; }} && sh {file} {words}'
+    )
 
 
 def step_as_unit(deadline_s: int, verb: str, *arguments: str) -> str:

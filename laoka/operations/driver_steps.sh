@@ -76,28 +76,36 @@ stage() {
     done
 }
 
-# begin KERNEL_PACKAGE...: note what is installed, and which packages of a kernel will come, unless a change that did not end noted
-# it already: that is the way back.
+# reserve BYTES: take room that only the way back uses, so that a change can't fill the disk up to where there is no way back.
+reserve() {
+    [ "$1" = 0 ] || [ -e "$change/reserve" ] && return
+    fallocate -l "$1" "$change/reserve.new" 2>/dev/null || head -c "$1" /dev/zero >"$change/reserve.new" || {
+        rm -f "$change/reserve.new"
+        echo "there is no room to keep for the way back: $1 bytes in $change" >&2
+        return 1
+    }
+    mv "$change/reserve.new" "$change/reserve"
+}
+
+# begin BYTES KERNEL_PACKAGE...: reserve room, and note what is installed, and which packages of a kernel will come, unless a change
+# that did not end noted it already: that is the way back.
 begin() {
-    mkdir -p "$change"
+    mkdir -p "$change" && reserve "$1" || return 1
+    shift
     [ -e "$change/before" ] && return
-    uname -r >"$change/kernel"
-    printf '%s\n' "$@" >"$change/new-kernel"
-    ours >"$change/before.new"
-    sync -f "$change/before.new"
-    mv "$change/before.new" "$change/before"
+    uname -r >"$change/kernel" && printf '%s\n' "$@" >"$change/new-kernel" && ours >"$change/before.new" &&
+        sync -f "$change/before.new" && mv "$change/before.new" "$change/before"
 }
 
 # drain URL DEADLINE_S: note the units that run, in the order in which they are started; stop the watchers; wait until the engine
-# says that no request runs; stop the engines and what else has the card open.
+# says that no request runs; stop the engines and what else has the card open. It fails before anything is stopped, or not at all.
 drain() {
     if [ ! -s "$stopped" ]; then
         # shellcheck disable=SC2086 # the lists are words
         systemctl list-units --all --plain --no-legend --state=active,activating,reloading $watchers $engines $holders 2>/dev/null |
             awk '{ rank = 4 } /^nvidia-persistenced/ { rank = 1 } /^laoka-power/ { rank = 2 } /^qwen-serve/ { rank = 3 }
-                { print rank, $1 }' | sort | cut -d ' ' -f 2 >"$stopped.new"
-        sync -f "$stopped.new"
-        mv "$stopped.new" "$stopped"
+                { print rank, $1 }' | sort | cut -d ' ' -f 2 >"$stopped.new" && sync -f "$stopped.new" &&
+            mv "$stopped.new" "$stopped" || return 1
     fi
     # shellcheck disable=SC2086
     systemctl stop $watchers 2>/dev/null
@@ -111,7 +119,8 @@ drain() {
     return 0
 }
 
-# Hold what belongs to the driver, and the kernels that have a module of it; apt's autoremove leaves both alone.
+# Hold what belongs to the driver, and the kernels that have a module of it; apt's autoremove leaves both alone. Where all is held
+# already, no lock of apt is needed.
 hold() {
     names=$(ours | cut -d= -f1)
     for folder in /lib/modules/*/; do
@@ -119,8 +128,13 @@ hold() {
         modinfo -k "$kernel" nvidia >/dev/null 2>&1 || modinfo -k "$kernel" nvidia-current >/dev/null 2>&1 || continue
         names="$names $(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "linux-*-$kernel" 2>/dev/null | sed -n 's/^installed //p' | tr '\n' ' ')"
     done
+    [ -n "${names# }" ] || return 0
     # shellcheck disable=SC2086
-    [ -z "${names# }" ] || { apt-mark -qq hold $names && apt-mark -qq manual $names; }
+    loose=$(printf '%s\n' $names | grep -vxF -e "$(apt-mark showhold)")
+    # shellcheck disable=SC2086
+    auto=$(apt-mark showauto $names)
+    # shellcheck disable=SC2086
+    { [ -z "$loose" ] || apt-mark -qq hold $loose; } && { [ -z "$auto" ] || apt-mark -qq manual $auto; }
 }
 
 # install FIRST... -- PACKAGE...: have dpkg end what it began, then install, and hold what belongs to the driver.
@@ -177,7 +191,7 @@ undo() {
         }
     fi
     ours | sort >"$change/after"
-    sort "$change/before" | diff - "$change/after" && dpkg --configure -a && hold
+    sort "$change/before" | diff - "$change/after" && { [ -z "$(dpkg --audit)" ] || dpkg --configure -a; } && hold
 }
 
 # Start the units that were stopped: persistence, caps, engine, watchers; each start returns when its unit is up.
@@ -212,13 +226,9 @@ finish() {
 boot() {
     file=/etc/default/grub.d/zz-laoka-kernel.cfg
     mkdir -p /etc/default/grub.d
-    {
-        echo "# laoka: the kernel that the driver's module is proven for; it moves by a deploy only. Do not edit: laoka rewrites it."
-        echo "GRUB_DEFAULT='$1'"
-        echo "GRUB_SAVEDEFAULT=false"
-    } >$file.new
-    mv $file.new $file
-    update-grub >/dev/null 2>&1 && grub-set-default "$1" && sync
+    head="# laoka: the kernel that the driver's module is proven for; it moves by a deploy only. Do not edit: laoka rewrites it."
+    printf '%s\n' "$head" "GRUB_DEFAULT='$1'" "GRUB_SAVEDEFAULT=false" >$file.new && mv $file.new $file &&
+        update-grub 2>&1 && grub-set-default "$1" && sync
 }
 
 unit() {
@@ -230,6 +240,7 @@ unit() {
     done
     mkdir -p "$change"
     rm -f "$change/$step.status"
+    [ "$step" != undo ] || rm -f "$change/reserve"
     shift
     # Its words and its status go to files: they are read after, by whoever comes.
     systemd-run --quiet --collect --wait --unit=$name -p "RuntimeMaxSec=$deadline" \

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.hosts import Deployed
-from tests.ops.drivers import OLD, Pair, deploy, serve_metrics
+from tests.ops.drivers import OLD, RELEASES, Pair, deploy, name_release, serve_metrics
 
 
 @pytest.fixture(scope="session")
 def first_runs(driver_hosts: Pair) -> tuple[Deployed, Deployed, Deployed]:
     """A dry run on two bare hosts, the first run and the second."""
+    for host, release in zip(driver_hosts, RELEASES, strict=True):
+        name_release(host, release)
     data: dict[str, object] = {"driver": OLD}
     one = driver_hosts[0]
     return tuple(deploy(one, how, only=False, data=data) for how in ("--dry", "-y", "-y"))  # type: ignore[return-value]

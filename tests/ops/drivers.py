@@ -14,14 +14,19 @@ from tests.hosts import INVENTORY, ROOT, Deployed, environment, pyinfra, until
 
 OLD, NEW = "580.159.03", "580.173.02"
 KERNEL, NEXT = "6.8.0-124-generic", "6.14.0-33-generic"
+RELEASES = ("ubuntu-24.04", "ubuntu-22.04")
+"""What the two hosts say that they are, so that their driver comes by Ubuntu's names. All else of them is Debian 12."""
 Pair = tuple[HostFolder, HostFolder]
 CHANGE = "Driver | Change the driver, one host at a time"
 GATE = f"Driver | Plan and gate: driver {{}} for kernel {KERNEL}"
 
 
 def arguments(host: HostFolder, *, only: bool = True, data: Mapping[str, object] | None = None) -> list[str]:
-    """pyinfra's arguments for deploys/driver.py, the stand-ins apt's only source; on this host alone unless `only` is off."""
-    given = {"apt_sources_only": True, "driver": NEW, **(data or {})}
+    """pyinfra's arguments for deploys/driver.py, the stand-ins apt's only source; on this host alone unless `only` is off.
+
+    The inventory's driver_source is taken back: the host's release decides.
+    """
+    given = {"apt_sources_only": True, "driver": NEW, "driver_source": "", **(data or {})}
     words = [word for name, value in given.items() for word in ("--data", f"{name}={value}")]
     return [*(("--limit", host.name) if only else ()), *words, INVENTORY, "deploys/driver.py"]
 
@@ -32,6 +37,12 @@ def deploy(host: HostFolder, how: str, *, only: bool = True, data: Mapping[str, 
 
 def say(host: HostFolder, command: str) -> str:
     return hosts.execute(host, command, deadline_s=60, check=True).stdout.strip()
+
+
+def name_release(host: HostFolder, release: str) -> None:
+    """Have a host say that it is a release, such as ubuntu-24.04."""
+    name, version = release.split("-")
+    say(host, f"rm /etc/os-release; printf 'ID={name}\\nVERSION_ID=\"{version}\"\\n' > /etc/os-release")
 
 
 def loaded(host: HostFolder) -> str:

@@ -1,7 +1,8 @@
 """The driver on real hosts with real apt: plan, pins, change with proof, way back, reboots, and what goes wrong on the way.
 
 The packages are stand-ins with the real names, versions and dependencies; the kernel that "runs" and the loaded module are
-simulated. apt, dpkg, GRUB's menu, systemd and sshd are real. The tests stand in the order of a story and share two hosts.
+simulated. apt, dpkg, GRUB's menu, systemd and sshd are real, and Debian's; the hosts say that they are Ubuntu 24.04 and 22.04. The
+tests stand in the order of a story and share two hosts.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -32,6 +32,7 @@ from tests.ops.drivers import (
     NEW,
     NEXT,
     OLD,
+    RELEASES,
     Pair,
     arguments,
     boot_id,
@@ -41,6 +42,7 @@ from tests.ops.drivers import (
     killed_at,
     loaded,
     make_bare,
+    name_release,
     say,
 )
 
@@ -148,35 +150,62 @@ def lock_held(host: HostFolder) -> Iterator[subprocess.Popen[str]]:
         child.wait()
 
 
-def apt_runs(host: HostFolder) -> bool:
-    return "apt-get" in say(host, "cat /proc/[0-9]*/comm 2>/dev/null; true").split()
+@contextmanager
+def while_requests_end(host: HostFolder, data: Mapping[str, object]) -> Iterator[subprocess.Popen[str]]:
+    """A run that waits for a request to end; the block ends it by `no_requests`, and reads what the run says."""
+    busy(host, 1)
+    run = subprocess.Popen(
+        pyinfra_argv("-y", *arguments(host, data=data)), cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until(lambda: "doing" in say(host, "test -s /var/lib/laoka/driver/stopped && echo doing; true"), 120, "the drain began")
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+def no_requests(host: HostFolder) -> None:
+    """The engine's metrics go, which takes no room on its disk."""
+    say(host, "rm /srv/engine/metrics")
+
+
+def read_to(run: subprocess.Popen[str], words: str) -> str:
+    """What a run says up to a line with these words."""
+    assert run.stderr is not None
+    lines = []
+    for line in run.stderr:
+        lines.append(line)
+        if words in line:
+            return "".join(lines)
+    raise AssertionError(f"it never said {words!r}:\n{''.join(lines)[-3000:]}")
+
+
+def read_all(run: subprocess.Popen[str]) -> tuple[int, str]:
+    assert run.stderr is not None
+    rest = run.stderr.read()
+    return run.wait(timeout=200), rest
 
 
 def test_an_upgrade_waits_for_requests_and_for_apts_lock_stops_changes_and_starts_again(pair: Pair) -> None:
-    """Requests end a second after the drain began; then somebody takes apt's lock, and lets it go while the installation waits."""
+    """A request ends a second after the drain began; by then somebody has apt's lock, and lets it go when the run says so."""
     host = pair[0]
-    busy(host, 1)
     times: dict[str, float] = {}
 
     def now(what: str) -> None:
         times[what] = float(say(host, "date +%s.%N"))
 
-    def in_its_way() -> None:
-        until(lambda: "doing" in say(host, "test -s /var/lib/laoka/driver/stopped && echo doing; true"), 120, "the drain began")
+    with while_requests_end(host, {}) as run:
         time.sleep(1)  # a request that takes its time
         with lock_held(host):
             now("requests ended")
-            busy(host, 0)
-            until(lambda: apt_runs(host), 30, "the installation began")
-            time.sleep(2)  # somebody's own installation
+            no_requests(host)
+            told = read_to(run, "apt is busy: process ")
             now("lock free")
-
-    thread = threading.Thread(target=in_its_way)
-    thread.start()
-    done = deploy(host, "-y")
-    thread.join()
-    assert (done.status, done.failed(host.name)) == (0, []), done.stderr[-2000:]
-    assert f"driver {OLD} -> {NEW}" in done.stderr and "reboot: only if the old module does not let go" in done.stderr
+        status, rest = read_all(run)
+    assert status == 0, rest[-2000:]
+    assert f"driver {OLD} -> {NEW}" in told and "reboot: only if the old module does not let go" in told
     events = [line.split() for line in say(host, "tail -n 2 /srv/engine.log").splitlines()]
     assert [event for _, event in events] == ["stopped", "started"]
     line = f"sed -n 's/ upgrade nvidia-utils-580-server:.* {OLD}.* {NEW}.*//p' /var/log/dpkg.log | tail -n 1"
@@ -292,9 +321,12 @@ def test_a_host_that_does_not_come_back_stops_the_rollout(pair: Pair) -> None:
 
 def test_both_come_to_the_new_kernel_one_after_the_other(pair: Pair) -> None:
     hosts.up(pair[0].lab, 2, print)  # somebody switches the lost one on again
+    dry = deploy(pair[0], "--dry", only=False, data={"kernel": NEXT})
+    assert "reboot: needed" in dry.stderr  # on the one that was left as it was
     done = deploy(pair[0], "-y", only=False, data={"kernel": NEXT})
     assert done.status == 0, done.stderr[-2000:]
     for host in pair:
+        assert dry.planned(host.name) == done.changed(host.name)
         assert (say(host, "uname -r"), loaded(host), say(host, "systemctl is-active qwen-serve")) == (NEXT, NEW, "active")
         # The old kernel stays, held, to go back to: with its module and in the boot menu; autoremove does not take it either.
         assert {f"linux-image-{KERNEL}", f"linux-image-{NEXT}"} <= set(say(host, "apt-mark showhold").split())
@@ -329,11 +361,10 @@ def test_a_lock_that_is_held_is_waited_for_and_told(pair: Pair) -> None:
         run = subprocess.Popen(
             argv, cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        assert run.stderr is not None
-        told = list(takewhile(lambda line: "apt is busy: process " not in line, run.stderr))
+        told = read_to(run, "apt is busy: process ")
         holder.terminate()
-        rest = run.stderr.read()
-        assert run.wait(timeout=200) == 0, "".join(told) + rest
+        status, rest = read_all(run)
+    assert status == 0, told + rest
     assert "Nothing that somebody may type" in rest  # it went on to its end after the lock was free
 
 
@@ -343,6 +374,34 @@ def test_a_lock_that_is_never_free_fails_clearly(pair: Pair) -> None:
         done = deploy(host, "-y", data={"kernel": NEXT, "apt_lock_wait_s": 2})
     assert (done.status, done.stopped_at) == (1, GATE.format(NEW).replace(KERNEL, NEXT))
     assert "apt was busy for 2 s: process " in done.stderr and "/var/lib/dpkg/lock-frontend; let it end" in done.stderr
+
+
+def test_a_lock_that_comes_in_the_middle_and_stays_ends_the_change_and_the_host_serves(pair: Pair) -> None:
+    host = pair[1]
+    before = driver_packages(host), loaded(host)
+    with while_requests_end(host, {"kernel": NEXT, "driver": OLD, "apt_lock_wait_s": 4}) as run, lock_held(host):
+        no_requests(host)
+        status, said = read_all(run)
+        assert (say(host, "systemctl is-active qwen-serve"), driver_packages(host), loaded(host)) == ("active", *before), said
+    assert status == 1
+    assert "apt is busy: process " in said and "apt was busy for 4 s: process " in said
+    assert f"it is back on {NEW}, and runs as before" in said
+
+
+def test_a_disk_that_gets_full_in_the_middle_ends_the_change_and_the_host_serves(pair: Pair) -> None:
+    host = pair[1]
+    before = driver_packages(host), loaded(host)
+    with while_requests_end(host, {"kernel": NEXT, "driver": OLD}) as run:
+        faults.apply(host, "disk-full", clear=False)
+        try:
+            no_requests(host)
+            status, said = read_all(run)
+            assert (say(host, "systemctl is-active qwen-serve"), driver_packages(host), loaded(host)) == ("active", *before), said
+        finally:
+            faults.apply(host, "disk-full", clear=True)
+    assert status == 1
+    assert "No space left on device" in said or "no space is left on the disk" in said, said[-2500:]
+    assert f"it is back on {NEW}, and runs as before" in said, said[-2500:]
 
 
 def test_a_full_disk_is_told_before_anything_stops(pair: Pair) -> None:
@@ -467,20 +526,39 @@ def test_the_lock_decides_and_one_for_another_release_is_refused(pair: Pair, tmp
     made = laoka(host.lab, "lock", INVENTORY, "--output", str(lock))
     assert made.returncode == 0, made.stderr
     assert f'driver_version = "{NEW}"' in lock.read_text() and 'driver_source = "ubuntu-server"' in lock.read_text()
-    done = deploy(host, "--dry", data={"kernel": NEXT, "lock_file": lock, "driver_source": ""})
-    assert f"-> {NEW} (proprietary, Ubuntu's own -server packages)" in done.stderr
-    lock.write_text(lock.read_text().replace('os_release = "debian-12"', 'os_release = "debian-13"'))
-    done = deploy(host, "-y", data={"kernel": NEXT, "lock_file": lock, "driver_source": ""})
+    done = deploy(host, "-y", data={"kernel": NEXT, "lock_file": lock})
     assert (done.status, done.stopped_at) == (1, "Driver | Gate: a driver that can be had here")
-    assert f"{host.name} refused, nothing was changed: the host is debian-12, its lock is for debian-13" in done.stderr
+    assert f"{host.name} refused, nothing was changed: the host is ubuntu-24.04, its lock is for debian-12" in done.stderr
+    name_release(host, "debian-12")
+    done = deploy(host, "--dry", data={"kernel": NEXT, "lock_file": lock})
+    assert f"-> {NEW} (proprietary, Ubuntu's own -server packages)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("release", "driver", "told"),
+    [
+        ("ubuntu-26.04", NEW, "Ubuntu's own -server packages"),
+        ("debian-12", '"535"', "Debian 12's own non-free packages"),
+        ("debian-13", '"550"', "Debian 13's own non-free packages"),
+        ("debian-13", NEW, "NVIDIA's repository for Debian"),
+    ],
+)
+def test_the_release_and_the_branch_decide_where_the_driver_comes_from(pair: Pair, release: str, driver: str, told: str) -> None:
+    host = pair[0]
+    name_release(host, release)
+    try:
+        done = deploy(host, "--dry", data={"kernel": NEXT, "driver": driver})
+    finally:
+        name_release(host, RELEASES[0])
+    assert told in done.stderr, done.stderr[-2000:]
 
 
 def test_the_rhel_family_is_refused_in_one_line(pair: Pair) -> None:
     host = pair[0]
-    say(host, "cp /etc/os-release /srv/os-release; rm /etc/os-release; printf 'ID=rocky\\nVERSION_ID=9.4\\n' > /etc/os-release")
+    name_release(host, "rocky-9.4")
     try:
-        done = deploy(host, "-y", data={"driver_source": ""})
+        done = deploy(host, "-y")
     finally:
-        say(host, "rm /etc/os-release; cp /srv/os-release /etc/os-release")
+        name_release(host, RELEASES[0])
     assert done.status == 1 and "laoka installs drivers with apt only" in done.stderr
     assert "nvidia-driver:580-dkms" in done.stderr
