@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from laoka.host import probe
@@ -15,8 +17,15 @@ from laoka.process import Completed, run
 CONNECT_TIMEOUT_S = 10
 SSH_FAILED_STATUS = 255
 # OpenSSH before 9.9 prefers a key exchange that takes 70 ms of CPU on our side. Without it the client and the host agree on the
-# ML-KEM of newer ones, or on the curve25519 that pyinfra's own connections use.
+# ML-KEM of newer ones, or on the curve25519 that pyinfra's own connections use. A choice of the owner's own is left alone.
 KEY_EXCHANGE = "KexAlgorithms=-sntrup761x25519*"
+SSH_CONFIGS = (
+    "~/.ssh/config",
+    "~/.ssh/config.d/*",
+    "/etc/ssh/ssh_config",
+    "/etc/ssh/ssh_config.d/*",
+    "/etc/crypto-policies/back-ends/openssh.config",
+)
 
 # Root sees more; where sudo asks no password it is used, else the probe reads what a user may.
 _REMOTE_COMMAND = 'if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then exec sudo -n sh -s; else exec sh -s; fi'
@@ -51,7 +60,9 @@ class SshTarget:
 
 def ssh_argv(target: SshTarget, command: str = _REMOTE_COMMAND) -> tuple[str, ...]:
     """The ssh command that runs `command` (default: a shell for the probe on its input); it never asks and never waits long."""
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "-o", KEY_EXCHANGE]
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
+    if not _names_key_exchange((*SSH_CONFIGS, target.config_file or "")):
+        options += ["-o", KEY_EXCHANGE]
     if target.config_file:
         options += ["-F", target.config_file]
     if target.key_file:
@@ -67,6 +78,17 @@ def ssh_argv(target: SshTarget, command: str = _REMOTE_COMMAND) -> tuple[str, ..
     if target.user:
         argv += ["-l", target.user]
     return (*argv, "--", target.host, command)
+
+
+@cache
+def _names_key_exchange(patterns: tuple[str, ...]) -> bool:
+    """Whether a configuration of the ssh client says which key exchange it wants."""
+    for place in (Path(pattern).expanduser() for pattern in patterns if pattern):
+        for file in place.parent.glob(place.name):
+            with contextlib.suppress(OSError):
+                if "kexalgorithms" in file.read_text(encoding="utf-8", errors="replace").lower():
+                    return True
+    return False
 
 
 def text_of_this_machine() -> str:

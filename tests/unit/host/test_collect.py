@@ -182,3 +182,16 @@ def test_a_file_that_is_no_probe_is_one_line(data: bytes, tmp_path: Path) -> Non
 def test_a_file_that_is_missing_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CouldNotCollect, match="No such file"):
         collect.from_file(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("config", "left_alone"), [("Host *\n  kexalgorithms +diffie-hellman-group14-sha1\n", True), ("User me\n", False)]
+)
+def test_a_key_exchange_that_the_owner_chose_is_left_alone(
+    config: str, left_alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laoka.host.collect.SSH_CONFIGS", ())
+    file = tmp_path / "ssh_config"
+    file.write_text(config)
+    told = any(word.startswith("KexAlgorithms") for word in ssh_argv(SshTarget("box", config_file=str(file))))
+    assert told is not left_alone
