@@ -79,7 +79,10 @@ stage() {
 # reserve BYTES: take room that only the way back uses, so that a change can't fill the disk up to where there is no way back.
 reserve() {
     [ "$1" = 0 ] || [ -e "$change/reserve" ] && return
-    fallocate -l "$1" "$change/reserve.new" 2>/dev/null || head -c "$1" /dev/zero >"$change/reserve.new" || {
+    # Asked first: to find out by writing would fill the disk of a host that serves.
+    [ "$(df --output=avail -B1 "$change" | tail -n 1)" -gt "$1" ] && {
+        fallocate -l "$1" "$change/reserve.new" 2>/dev/null || head -c "$1" /dev/zero >"$change/reserve.new"
+    } || {
         rm -f "$change/reserve.new"
         echo "there is no room to keep for the way back: $1 bytes in $change" >&2
         return 1
