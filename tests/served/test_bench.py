@@ -11,6 +11,8 @@ import pytest
 
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
+from laoka.serving.bench.baseline import DECIDED
+from roles.dflash2.measured import measured_in
 from tests.hosts import INVENTORY, laoka
 from tests.served.client import PORT
 from tests.served.serving import record, show
@@ -78,6 +80,59 @@ def test_another_limit_is_served_for_the_time_of_the_measurement_only(served: Ho
     left = hosts.execute(served, "cat /etc/qwen-serve/vllm.yaml; ls /run/laoka-bench /run/systemd/system/qwen-serve.service.d")
     assert left.stdout == before, "its flags are as they were, and nothing is left in /run"
     assert record(served).state == "ready"
+
+
+def test_a_ramp_ends_in_a_number_that_the_plan_takes(served: HostFolder, tmp_path: Path) -> None:
+    name = str(tmp_path / "ramp")
+    done = laoka(
+        served.lab, "bench", "ramp", *place(served), "--most", "4", "--requests-per-stream", "1", "-o", name, deadline_s=200
+    )
+    assert done.returncode == 0 and "SIMULATED" in done.stdout and "suggested max-num-seqs" in done.stdout, done.stderr
+    ramp = json.loads(Path(f"{name}.json").read_text())
+    assert [step["concurrency"] for step in ramp["steps"]] == [1, 2, 4] and "<svg" in Path(f"{name}.svg").read_text()
+    assert all(step["output_throughput"] > 0 and step["preemptions"] == 0 for step in ramp["steps"])
+    seats = ramp["suggested_max_num_seqs"]
+    assert 1 <= seats <= 4
+    planned = laoka(served.lab, "plan", "--gpu", "4xv100-sxm2-32gb", "--ramp", f"{name}.json", "--json")
+    assert json.loads(planned.stdout)["stack"]["serve_flags"]["max-num-seqs"] == str(seats), planned.stderr
+
+
+def test_nothing_is_restarted_for_a_url_that_does_not_answer(served: HostFolder) -> None:
+    main_pid = show(served, "MainPID")
+    for way in (("--baseline",), ("--limits", "2048,4096")):
+        _, *rest = place(served)
+        dead = laoka(served.lab, "bench", "run", f"http://{served.address}:9", *rest, *way, "--yes")
+        assert dead.returncode == 2 and "no answer" in dead.stderr and "Traceback" not in dead.stderr, dead.stderr
+    assert show(served, "MainPID") == main_pid
+
+
+@pytest.mark.long
+def test_a_way_of_speculation_is_measured_against_none_and_the_host_put_back(served: HostFolder, tmp_path: Path) -> None:
+    """n-grams, which need no drafter: what vLLM has of speculation on a CPU."""
+    before = hosts.execute(served, "cat /etc/qwen-serve/vllm.yaml", check=True).stdout
+    way = 'ngram={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3}'
+    done = bench(served, "--concurrency", "1", "--baseline", "--variant", way, "--yes", "-o", str(tmp_path / "base"))
+    assert done.returncode == 0, done.stderr
+    assert "target-only: decode" in done.stdout and "3x decode and 15x" in done.stdout
+    text = (tmp_path / "base.json").read_text()
+    found = json.loads(text)
+    assert set(found["results"]) == {"target-only", "ngram"} and {item["figure"] for item in found["ratios"]} == {
+        "output_throughput", "prefill_tok_s", "decode_tok_s",
+    }  # fmt: skip
+    for name, result in found["results"].items():
+        cell = next(cell for cell in result["cells"] if cell["kind"] == "decode")
+        here, server_ms = cell["repeats"][0]["decode_tok_s"], cell["server"]["server_mean_tpot_ms"]
+        assert here is None or here < 2.1 * 1000 / server_ms, f"{name}: a speed that the server's own clock does not know"
+        assert (cell["server"]["spec_decode_acceptance"] is not None) == (name == "ngram")
+        assert (here is not None) or any(banner["id"] == "bench.bunched" for banner in result["banners"])
+    assert found["choice"]["variant"] == "target-only" and found["choice"]["reason"] != "baseline_best", (
+        "one repeat decides nothing"
+    )
+    version = found["results"]["target-only"]["provenance"]["engine_version"]
+    taken = measured_in(text, version)
+    assert (taken.method is None) == (found["choice"]["reason"] not in DECIDED), taken
+    left = hosts.execute(served, "cat /etc/qwen-serve/vllm.yaml; ls /run/laoka-bench /run/systemd/system/qwen-serve.service.d")
+    assert left.stdout == before and record(served).state == "ready", "the host is as it was"
 
 
 def test_the_cache_says_its_hit_rate(served: HostFolder) -> None:
