@@ -3,7 +3,7 @@
 
 Two clients in turns differ by what else the machine does in the meantime: on two busy cores by a half. So both run **at the same
 time** here, on one server and with as many streams each, and of each those requests count that began and ended while the other one
-was at work too: whatever slows the machine down slows both. The server's histograms are held against our own figures of the very same
+was at work too: whatever slows the machine down slows both. The server's histograms are held against our own figures of the same
 requests, in rounds of their own. Every figure is the median of the rounds' ratios. The model is a tiny one of random weights on a
 CPU: the table is about clients, not about speed.
 
@@ -191,7 +191,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def late(alone: Sequence[Mapping[str, Any]], figure: str) -> float:
     """How much later a token is at the client than the server says, in milliseconds: the median of the rounds."""
-    return median(mean_ms(found["rows"], figure) - found["server"][figure] for found in alone)
+    return median([mean_ms(found["rows"], figure) - float(found["server"][figure]) for found in alone])
 
 
 if __name__ == "__main__":
