@@ -13,8 +13,8 @@ from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
 from laoka.serving.bench.baseline import DECIDED
 from roles.dflash2.measured import measured_in
-from tests.hosts import INVENTORY, laoka
-from tests.served.client import PORT
+from tests.hosts import INVENTORY, laoka, until
+from tests.served.client import CHAT, PORT, Gateway, chat
 from tests.served.serving import record, show
 
 pytestmark = pytest.mark.sandbox
@@ -136,6 +136,28 @@ def test_a_way_of_speculation_is_measured_against_none_and_the_host_put_back(ser
 def test_the_cache_says_its_hit_rate(served: HostFolder) -> None:
     done = laoka(served.lab, "cache", "run", *place(served))
     assert done.returncode in (0, 1) and "%" in done.stdout, done.stderr
+
+
+def test_prompts_with_one_beginning_are_told_with_what_they_save(served: HostFolder) -> None:
+    """Through the gateway, whose inventory asks for hashes of prompts."""
+    gateway = Gateway(served)
+    beginning = "You are a careful assistant of a small workshop that mends old accelerators. " * 12
+    for number in range(6):
+        assert gateway.ask("POST", CHAT, json.dumps(chat(f"{beginning} Question {number}", max_tokens=1)).encode()).status == 200
+    secret = "accelerators"
+
+    def noted() -> dict[str, Any] | None:
+        done = laoka(served.lab, "cache", "run", *place(served), "--json")
+        assert done.returncode in (0, 1), done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found if any(item["requests"] >= 6 and item["tokens"] >= 64 for item in found["prompts"]["shared"]) else None
+
+    found = until(noted, 60, "six prompts with one beginning are noted")
+    assert 0 < found["hit_rate"] <= 1 and found["prefix_cache_hits"] > 0
+    shared = max(found["prompts"]["shared"], key=lambda item: item["saved_tokens"])
+    assert shared["saved_tokens"] == shared["tokens"] * (shared["requests"] - 1)
+    kept = hosts.execute(served, "cat /var/lib/qwen-guard/prefixes.jsonl", check=True).stdout
+    assert kept.count("\n") >= 6 and secret not in kept, "hashes only, never text"
 
 
 def test_a_host_that_serves_has_no_root_cause(served: HostFolder) -> None:
