@@ -96,6 +96,28 @@ def test_engine_killed_the_server_exits_0_and_that_is_a_failure(host: HostFolder
     comes_back(host, failed, before, restarts)
 
 
+@pytest.mark.long
+def test_a_start_that_is_slow_here_gets_the_time_that_was_measured_and_not_systemds(ready: HostFolder) -> None:
+    host, file, began = ready, "/var/lib/qwen-serve/starts.json", time.time()
+    kept = json.loads(hosts.execute(host, f"cat {file}", check=True).stdout)["starts_s"]
+    assert kept[-1] == record(host).start_s, "the last start was not measured"
+    short = DROP_IN.replace("drill", "short")
+    hosts.execute(host, f"printf '[Service]\nTimeoutStartSec=5s\n' > {short}; systemctl daemon-reload", check=True)
+    hosts.execute(host, f"cat > {file}", stdin=json.dumps({"starts_s": [500.5]}), check=True)
+    try:
+        hosts.execute(host, "systemctl restart qwen-serve", deadline_s=START_DEADLINE_S, check=True)
+        found = until_ready(host, began)
+        assert found.start_s is not None and found.start_s > 5, "too fast to show anything"
+        said = hosts.execute(host, f"journalctl -u qwen-serve -o cat --no-pager --since @{began:.0f}", check=True).stdout
+        assert "this start may take 1560 s: the longest of 1 measured was 500 s" in said
+        environment = hosts.execute(host, f"tr '\\0' '\\n' < /proc/{min(engine_processes(host))}/environ", check=True).stdout
+        assert "VLLM_ENGINE_READY_TIMEOUT_S=1560" in environment.split("\n")
+        print(f"\na start of {found.start_s:.1f} s under TimeoutStartSec=5s came up")
+    finally:
+        hosts.execute(host, f"rm {short}; systemctl daemon-reload", check=True)
+        hosts.execute(host, f"cat > {file}", stdin=json.dumps({"starts_s": kept}), check=True)
+
+
 def test_engine_frozen_while_idle_health_says_200_and_only_a_completion_finds_it(ready: HostFolder) -> None:
     host = ready
     before, restarts = engine_processes(host), restarts_of(host)

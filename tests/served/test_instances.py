@@ -12,11 +12,12 @@ from laoka.sandbox.lab import HostFolder
 from tests.hosts import INVENTORY, pyinfra, until
 from tests.served.client import Gateway, chat
 from tests.served.serving import UNIT, engine_processes, record, show
-from tests.served.test_rollout import SERVE, inventory
+from tests.served.test_rollout import SERVE, asking, inventory
 
 pytestmark = pytest.mark.sandbox
 WATCHDOG = "deploys/watchdog.py"
 PORTS = {"one": 8001, "two": 8002}
+PORTS_OF = {name: {"port": port} for name, port in PORTS.items()}
 FLAGS_OF_TWO = "/etc/qwen-serve/two/vllm.yaml"
 STOP_WATCHDOG = "systemctl stop qwen-watchdog"
 """It would take the change for a dead engine; deploys/watchdog.py starts it again (docs/serving.md)."""
@@ -44,7 +45,7 @@ def test_two_instances_and_back_to_one(served: HostFolder, tmp_path: Path) -> No
     names = {name: f"{UNIT}@{name}" for name in PORTS}
     key = tmp_path / "engine-key"
     key.write_text("only-for-the-engines-4711\n")
-    several = {"serve_instances": {name: {"port": port} for name, port in PORTS.items()}, "serve_api_key_file": str(key)}
+    several = {"serve_instances": PORTS_OF, "serve_api_key_file": str(key)}
     change = f"_data = {{**_data, **{several!r}}}"
     wanted, limit = (inventory(tmp_path, change), SERVE, WATCHDOG), ("--limit", host.name)
     hosts.execute(host, STOP_WATCHDOG, deadline_s=60, check=True)
@@ -64,6 +65,16 @@ def test_two_instances_and_back_to_one(served: HostFolder, tmp_path: Path) -> No
         assert {gateway.post(chat(max_tokens=2)).status for _ in range(6)} == {200}
         assert all(answered(host, port) > before[name] for name, port in PORTS.items()), "one of them got nothing to do"
         assert pyinfra(host.lab, "--dry", *limit, *wanted).planned(host.name) == []
+
+        # One is changed: the other serves on, and whoever asks meanwhile gets each answer.
+        ready_of_one, began = record(host, names["one"]), time.time()
+        fewer = {**PORTS_OF, "two": {**PORTS_OF["two"], "flags": {"max-num-seqs": 3}}}
+        changed = inventory(tmp_path, f"_data = {{**_data, **{ {**several, 'serve_instances': fewer}!r}}}")
+        with asking(gateway):
+            done = pyinfra(host.lab, "-y", *limit, changed, SERVE)
+        assert (done.status, done.failed(host.name)) == (0, []), done.stderr
+        assert record(host, names["one"]) == ready_of_one and record(host, names["two"]).since_unix_s > began
+        assert hosts.execute(host, "ls /run/qwen-guard/*drain 2>/dev/null").stdout == "", "a mark was left"
 
         # One is down for good: people are told although the watchdog runs, the other serves on, and everybody is answered.
         known = len(alerts(host))
@@ -91,3 +102,11 @@ def test_two_instances_and_back_to_one(served: HostFolder, tmp_path: Path) -> No
     assert record(host).state == "ready" and len(engine_processes(host)) == 3
     assert hosts.execute(host, "ls /etc/systemd/system/qwen-serve@*.service").stdout == "" and "127.0.0.1:8000" in asked(host)
     until(lambda: gateway.post(chat(max_tokens=2)).status == 200, 30, "the single server answers")
+    # Nothing of what the inventory had once: no key, no files of the instances, and the run said so.
+    assert "/etc/qwen-serve/api-key is removed: no setting asks for it any more" in done.stderr
+    assert hosts.execute(host, "grep -rl only-for-the-engines /etc /run /opt/laoka /var/lib/laoka /var/lib/qwen-serve").stdout == ""
+    listed = hosts.execute(host, "ls /etc/qwen-serve /var/lib/laoka/staged; ls -d /var/*/qwen-serve/one /run/qwen-serve/*").stdout
+    assert listed.split() == [
+        "/etc/qwen-serve:", "env", "vllm.yaml", "/var/lib/laoka/staged:", "qwen-serve.service", "/run/qwen-serve/state.json",
+    ]  # fmt: skip
+    assert pyinfra(host.lab, "--dry", *limit, INVENTORY, SERVE, WATCHDOG).planned(host.name) == []
