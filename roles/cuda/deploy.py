@@ -17,7 +17,8 @@ from roles.plan import locked_stack
 from roles.settings import InventoryError, RoleSettings
 
 SHELLS = "/etc/profile.d/laoka-cuda.sh"
-UNITS = "/etc/systemd/system/qwen-serve.service.d/laoka-cuda.conf"
+# Of the one model server, and of each of several on a host (qwen-serve@NAME): drop-ins of a unit that is not there do nothing.
+UNITS = tuple(f"/etc/systemd/system/{unit}.service.d/laoka-cuda.conf" for unit in ("qwen-serve", "qwen-serve@"))
 
 
 class CudaSettings(RoleSettings):
@@ -49,7 +50,7 @@ def cuda() -> None:
     clear_toolkits(name="No other CUDA toolkit", wanted=wanted, remove=settings.cuda_remove, lang=lang)
     if wanted is None:
         host.noop("no CUDA toolkit: the engine needs none, and none is asked for (cuda_toolkit in the inventory)")
-        for path in (SHELLS, UNITS):
+        for path in (SHELLS, *UNITS):
             files.file(name=f"No CUDA_HOME in {path}", path=path, present=False)
         return
     package = f"cuda-toolkit-{wanted}"
@@ -62,13 +63,16 @@ def cuda() -> None:
         dest=SHELLS,
     )
     head = "# laoka: where the engine finds the CUDA toolkit. Do not edit: laoka rewrites it.\n"
-    told = files.put(
-        name="CUDA_HOME for the engine",
-        src=StringIO(f"{head}[Service]\nEnvironment=CUDA_HOME={home}\n"),
-        dest=UNITS,
-        create_remote_dir=True,
-    )
-    systemd.daemon_reload(name="systemd knows of it", _if=told.did_change)
+    told = [
+        files.put(
+            name=f"CUDA_HOME for the engine: {path}",
+            src=StringIO(f"{head}[Service]\nEnvironment=CUDA_HOME={home}\n"),
+            dest=path,
+            create_remote_dir=True,
+        )
+        for path in UNITS
+    ]
+    systemd.daemon_reload(name="systemd knows of it", _if=lambda: any(item.did_change() for item in told))
     nvcc_says(
         name=f"nvcc is of CUDA {wanted.replace('-', '.')}", path=f"{home}/bin/nvcc", release=wanted.replace("-", "."), lang=lang
     )

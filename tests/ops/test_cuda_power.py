@@ -44,9 +44,12 @@ def settings(host: HostFolder, fields: str = FIELDS) -> str:
 
 
 def cuda_home(host: HostFolder) -> tuple[str, str]:
-    """Where a login shell and the engine's unit find the toolkit."""
+    """Where a login shell and the units of engines find the toolkit: the one engine's and those of several, which say the same."""
     shell = say(host, "bash -lc 'echo $CUDA_HOME; command -v nvcc; true'")
-    return shell, say(host, "systemctl show qwen-serve -P Environment")
+    of_one = say(host, "systemctl show qwen-serve -P Environment")
+    say(host, "printf '[Service]\\nExecStart=/bin/true\\n' > /run/systemd/system/qwen-serve@.service; systemctl daemon-reload")
+    assert say(host, "systemctl show qwen-serve@one -P Environment") == of_one
+    return shell, of_one
 
 
 def test_accidents_are_told_and_the_wanted_toolkit_is_found_before_them(host: HostFolder) -> None:
@@ -104,6 +107,7 @@ def test_cuda_13_is_refused_and_none_means_none(host: HostFolder) -> None:
     done = run(host, cuda_toolkit="none", cuda_remove=True)
     assert done.status == 0, done.stderr[-2000:]
     assert toolkits(host) == set()
-    assert say(host, "ls /etc/profile.d/laoka-cuda.sh /etc/systemd/system/qwen-serve.service.d 2>/dev/null; true") == (
-        "/etc/systemd/system/qwen-serve.service.d:"
+    assert (
+        say(host, "ls /etc/profile.d/laoka-cuda.sh /etc/systemd/system/qwen-serve*.service.d/laoka-cuda.conf 2>/dev/null; true")
+        == ""
     )
