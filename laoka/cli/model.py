@@ -239,9 +239,9 @@ def _refusal(here: Here, found: Inspected, engine: Engine, sm: int | None) -> st
     bad = servable.judge(engine, card, scheme, found.said)
     if bad is None and not found.belied:
         return None
-    # Files that are not what their config says are so for every engine.
-    others = engines() if bad is not None else ()
-    names = servable.ways_out(engine, card, scheme, found.model_type, models(), others, but=found.name)
+    # Files that are not what their config says are so for every engine: no other one is a way out for them.
+    of_files = "" if found.belied else scheme
+    names = servable.ways_out(engine, card, of_files, found.model_type, models(), engines(), but=found.name)
     values = {
         "model": found.name, "engine": engine.pin, "on": _on(here, engine, sm), "scheme": scheme,
         "error": here.say("would_end_with", error=bad.error) if bad is not None and bad.error else "",

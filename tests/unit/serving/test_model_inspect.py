@@ -126,6 +126,15 @@ def test_a_config_that_its_files_belie_is_refused_before_a_weight_is_fetched(hub
     assert laoka(tmp_path, "inspect", REPO, "--engine", "1cat-vllm==1.5.1").return_value == 1
 
 
+def test_files_that_belie_their_config_have_no_other_engine_as_a_way_out(hub: Hub, tmp_path: Path) -> None:
+    """Refused for its format, which this card can't: an engine that takes that format can't load these files either."""
+    hub.files |= files(CT_NVFP4, PLAIN, HEAD)
+    done = laoka(tmp_path, "fetch", REPO, "--revision", COMMIT, "--engine", "vllm==0.33.0", "--sm", "70")
+    told = str(done.exception.message)  # type: ignore[union-attr]
+    assert "can't serve it on compute capability 7.0" in told
+    assert "take instead: QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4 with 1cat-vllm==" in told
+
+
 def test_what_the_engine_can_not_serve_is_refused_before_a_weight_is_fetched(hub: Hub, tmp_path: Path) -> None:
     hub.files |= files({"quant_method": "compressed-tensors", "format": "pack-quantized"}, INT4_CT, HEAD)
     done = laoka(tmp_path, "fetch", REPO, "--revision", COMMIT, "--engine", "1cat-vllm==1.5.1", "--sm", "70")
