@@ -22,13 +22,14 @@ from pathlib import Path
 import pytest
 
 from laoka.catalog.engines import engines
+from laoka.process import Completed
 from laoka.sandbox import endpoint, hosts, tiny_model
 from laoka.sandbox.lab import HostFolder
 from laoka.serving.engine_pin import EnginePin, pin_of_engine
 from laoka.serving.manifest import MANIFEST, make_manifest, sha256_of
 from tests.hosts import INVENTORY, PYTHON, ROOT, Deployed, environment, pyinfra, until
 from tests.served.client import Gateway, chat
-from tests.served.serving import record, show
+from tests.served.serving import post, record, show
 from tests.unit.serving.engine_files import VERSION, files_of_1cat, pin_of, stand_in_torch, write_wheel
 from tests.unit.serving.hub import Hub, serve, sha256
 
@@ -144,6 +145,104 @@ def test_the_engine_is_changed_and_a_broken_one_undone_while_it_answers(other_ve
     print(f"  {'a dead one refused':<25} {'none':>9}   {while_refused_s:.1f}")
     for what, told, seen in zip(("engine changed", "a broken one undone", "back by the role"), told_s, seen_s, strict=True):
         print(f"  {what:<25} {told:>9.1f}   {seen:.1f}")
+
+
+# ---- models -------------------------------------------------------------------------------------------------------------
+
+
+def tiny(**config: object) -> dict[str, bytes]:
+    """The files of the tiny model with other weights, and with keys of its own in config.json."""
+    files = {**tiny_model.files(), "model.safetensors": tiny_model.safetensors(seed=1)}
+    return {**files, "config.json": json.dumps({**json.loads(files["config.json"]), **config}).encode()}
+
+
+def with_manifest(folder: Path, files: dict[str, bytes]) -> tuple[Hub, str]:
+    """A server of a folder of model files with their manifest, and the revision that it is."""
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    manifest = make_manifest(folder)
+    return Hub({**files, MANIFEST: manifest.encode()}), sha256(manifest.encode())
+
+
+@pytest.mark.long
+def test_a_model_is_fetched_used_gone_back_from_mended_and_pruned_as_a_user_does(served: HostFolder, tmp_path: Path) -> None:
+    """`laoka model` on a host that serves: another revision of its model, and one that no engine can load."""
+    host, name = served, tiny_model.MODEL_ID
+    first = on(host, f"readlink -f {STORE}/current").strip()
+    own = Path(first).name
+    good, right = with_manifest(tmp_path / "good", tiny())
+    bad, wrong = with_manifest(tmp_path / "bad", tiny(architectures=["NoSuchForCausalLM"]))
+    good.cut_at["model.safetensors"] = [50_000]  # the line breaks once
+    before = on(host, f"readlink {STORE}/previous || true").strip()
+
+    def model(words: str, status: int = 0, deadline_s: float = 300) -> Completed:
+        done = hosts.execute(host, f"laoka model {words}", deadline_s=deadline_s)
+        assert done.status == status, (words, done.stdout, done.stderr)
+        return done
+
+    def links() -> list[str]:
+        return [Path(line).name for line in on(host, f"readlink {STORE}/current {STORE}/previous || true").split()]
+
+    def answer() -> str:
+        return str(post(host, max_tokens=12).json()["choices"][0]["message"]["content"])
+
+    noise = answer()
+    with serve(good, host.lab.gateway), serve(bad, host.lab.gateway):
+        try:
+            for hub, revision in ((good, right), (bad, wrong)):
+                fetched = model(f"fetch {name} --revision {revision} --from {hub.url}/folder")
+                assert fetched.stdout.strip() == f"{Path(first).parent}/{revision}"
+                assert "is here already" in model(f"fetch {name} --revision {revision} --from {hub.url}/folder").stderr
+            assert len(good.asked_for("model.safetensors")) == 2  # again after the break, and not for what was here already
+            rows = {row["revision"]: row for row in json.loads(model("list --json").stdout)}
+            assert rows[own]["used_as"][0] == "current" and rows[right]["whole"] and not rows[right]["used_as"]
+
+            # Nothing is done unasked.
+            at_first = (links(), record(host), show(host, "MainPID"))
+            assert "nobody gets an answer until" in model(f"use {right[:12]} --dry").stderr
+            assert "--yes" in model(f"use {right[:12]}", status=1).stderr
+            assert (links(), record(host), show(host, "MainPID")) == at_first
+
+            used = model(f"use {right[:12]} --yes")
+            (used_s,) = re.findall(r"is in use; ([\d.]+) s without an answer", used.stdout)
+            assert links() == [right, own] and record(host).state == "ready" and answer() != noise
+            assert "in use already" in model(f"use {right[:12]} --yes").stderr
+
+            undone = model(f"use {wrong[:12]} --yes", status=1)
+            assert "NoSuchForCausalLM" in undone.stderr and "it is back on" in undone.stderr, undone.stderr
+            (undone_s,) = re.findall(r"answers after ([\d.]+) s without an answer", undone.stderr)
+            assert links() == [right, own] and record(host).state == "ready" and answer() != noise
+
+            # One bit of the weights that are served rots on the disk: found, and only that file is fetched again.
+            folder = f"{Path(first).parent}/{right}"
+            flip = f"p='{folder}/model.safetensors'; b=bytearray(open(p,'rb').read()); b[-9] ^= 1; open(p,'wb').write(b)"
+            on(host, f"python3 -c {shlex.quote(flip)} && sync")
+            assert "model.safetensors: SHA-256" in model("verify", status=1).stderr
+            good.asked.clear()
+            assert "fetched again" in model("verify --repair").stderr
+            assert {path for path, _ in good.asked} == {"model.safetensors"}
+            model("verify --all")
+
+            # The newest one that nothing points to goes; what runs and what ran before stay, however few are to be kept.
+            assert wrong[:12] in model("prune --keep 1 --dry").stderr
+            assert "--yes" in model("prune --keep 1", status=1).stderr and len(json.loads(model("list --json").stdout)) >= 3
+            model("prune --keep 1 --yes")
+            left = {row["revision"] for row in json.loads(model("list --json").stdout) if row["model"] == name}
+            assert left == {own, right}
+            assert "nothing to remove" in model("prune --keep 1 --yes").stderr
+
+            back = model("rollback --yes")
+            (back_s,) = re.findall(r"is in use; ([\d.]+) s without an answer", back.stdout)
+            assert links() == [own, right] and answer() == noise
+            role = pyinfra(host.lab, "-y", "--limit", host.name, INVENTORY, "deploys/model.py")
+            assert (role.status, role.changed(host.name)) == (0, [])
+            print(f"\nseconds without an answer: model changed {used_s}, one that can't be loaded undone {undone_s}, back {back_s}")
+        finally:
+            if on(host, f"readlink -f {STORE}/current").strip() != first:
+                on(host, f"{PYTHON} -m laoka.serving.switch --link {STORE}/current --target {first}", deadline_s=300)
+            kept = f"ln -s {before} {STORE}/previous" if before else "true"
+            on(host, f"rm -rf {STORE}/previous {Path(first).parent}/{right} {Path(first).parent}/{wrong} && {kept}")
 
 
 # ---- engines that are refused, or proven by their files -----------------------------------------------------------------
