@@ -24,6 +24,11 @@ from pyinfra_cli.main import main
 
 from laoka.facts.driver import FOLDER
 
+# What the commands around a reboot are called, by what only they have in them.
+OF_A_REBOOT = {
+    "no reboot was made": "announce_reboot", "systemctl reboot": "reboot", "is-system-running": "units_up",
+    "it has booted, and this run stops here": "after_reboot",
+}  # fmt: skip
 # (name of the operation with those of its deploys, how many of its commands began, the command) -> whether the run ends here.
 Ends = Callable[[str, int, PyinfraCommand], bool]
 
@@ -56,7 +61,7 @@ def step_of(command: PyinfraCommand) -> str:
     if isinstance(command, FunctionCommand):
         return str(command.function.__name__)
     step = re.search(rf"sh {re.escape(FOLDER)}/steps\.sh (?:unit \d+ )?(\w+)", str(command))
-    return step[1] if step else str(command)
+    return step[1] if step else next((name for sign, name in OF_A_REBOOT.items() if sign in str(command)), str(command))
 
 
 def counted(execute: Callable[..., Any], begun: Counter[str], ends: Ends) -> Callable[..., Any]:

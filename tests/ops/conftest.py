@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.hosts import Deployed
-from tests.ops.drivers import OLD, RELEASES, Pair, deploy, name_release, serve_metrics
+from tests.ops.drivers import KERNEL, OLD, RELEASES, Pair, deploy, name_release, serve_metrics
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +25,11 @@ def driver_pair(driver_hosts: Pair, first_runs: tuple[Deployed, Deployed, Deploy
     for host in driver_hosts:
         serve_metrics(host)
     return driver_hosts
+
+
+@pytest.fixture
+def old_pair(driver_pair: Pair) -> Pair:
+    """The same, on the older driver and kernel whatever the tests before did."""
+    done = deploy(driver_pair[0], "-y", only=False, data={"kernel": KERNEL, "driver": OLD})
+    assert done.status == 0, done.stderr[-2000:]
+    return driver_pair
