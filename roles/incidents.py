@@ -8,7 +8,7 @@ from laoka.agent.config import Config
 from laoka.agent.ladder import MILD, REBOOTS, CardState, Case, ladder
 from laoka.agent.signals import CLASS_OF_KIND, SEVERITY_OF_CLASS
 from laoka.catalog import xids
-from laoka.catalog.messages import LANGUAGES, Language, text
+from laoka.catalog.messages import COLON, LANGUAGES, Language, text
 
 UNIT = Config(host="x").unit
 
@@ -32,7 +32,7 @@ def _class(name: str, severity: str, lang: Language) -> str:
     if any(told(name, row.action, lang) != steps for row in xids.xids() if row.incident_class == name and row.volta):
         without = f" {text('incidents.else', lang)} {steps}" if signs else ""
         steps = text("incidents.by_xid", lang) + without
-    colon = "：" if lang == "zh" else ": "
+    colon = COLON[lang]
     return "\n".join(
         (
             f"### {text(f'watchdog.class.{name}', lang)} (`{name}`)",

@@ -37,15 +37,18 @@ class PlanSettings(RoleSettings):
 
 def lock_path(host: Host) -> Path | None:
     """The lock file that a host is set up by; None when it is set up without one. Errors: InventoryError."""
-    named = PlanSettings.of(host).lock_file
-    path = Path(named).expanduser() if named else Path(NAME)
-    return path if locked_stack(host) else None
+    return _lock_file(PlanSettings.of(host).lock_file) if locked_stack(host) else None
+
+
+def _lock_file(named: str | None) -> Path:
+    """Where the lock file is: as the inventory names it, else in this folder."""
+    return Path(named).expanduser() if named else Path(NAME)
 
 
 def locked_stack(host: Host) -> Mapping[str, Any]:
     """What the lock file fixes for a host; empty when there is no lock file. Errors: InventoryError."""
     named = PlanSettings.of(host).lock_file
-    path = Path(named).expanduser() if named else Path(NAME)
+    path = _lock_file(named)
     if not named and not path.is_file():
         return {}
     try:

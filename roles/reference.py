@@ -1,12 +1,11 @@
 """The page of inventory keys in docs/ (docs/generate.py writes it), from the types of the settings;
-`python -m roles.reference keys > laoka/fleet/inventory_keys.txt` prints the names alone.
+`python -m roles.reference > laoka/fleet/inventory_keys.txt` prints the names alone.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import sys
 import textwrap
 
 from laoka.catalog.messages import Language
@@ -79,4 +78,4 @@ def keys() -> str:
 
 
 if __name__ == "__main__":
-    print(keys() if sys.argv[1:] == ["keys"] else page("en"), end="")
+    print(keys(), end="")

@@ -14,6 +14,11 @@ Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 
+COLON: dict[Language, str] = {"en": ": ", "zh": "："}
+SEMICOLON: dict[Language, str] = {"en": "; ", "zh": "；"}
+"""What stands between a word and what is said of it, and between things that are told in one line."""
+
+
 class UnknownMessage(KeyError):
     """A message key that the catalogue does not have: a fault of ours, found by the tests."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from laoka import checks
-from laoka.catalog.messages import Language, text
+from laoka.catalog.messages import COLON, SEMICOLON, Language, text
 from laoka.checks.finding import Finding
 from laoka.cli.check import LOCAL, ssh_target
 from laoka.cli.inventory import targets_of_inventory
@@ -41,8 +41,6 @@ JOURNAL = (
     "journalctl --no-pager -q -o short-iso -n {lines} SYSLOG_IDENTIFIER=qwen-serve $ids + _TRANSPORT=kernel"
 )
 PROGRESS_S = 2.0
-COLON: dict[Language, str] = {"en": ": ", "zh": "："}
-SEMICOLON: dict[Language, str] = {"en": "; ", "zh": "；"}
 ESCAPE = 0x1B
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """How a text begins that is not UTF-8, and the codec that reads it, mark and all."""

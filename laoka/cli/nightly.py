@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from laoka.agent import channels, outbox
-from laoka.catalog.messages import Language, text
+from laoka.catalog.messages import Language, language, text
 from laoka.files import write_atomic
 from laoka.fleet.audit import FORMAT, AuditTarget, Change, NotAnAudit, audit, changes, document
 from laoka.fleet.expected import expected_of
@@ -41,10 +41,9 @@ def message(found: Sequence[Change], host: str, lang: Language, *, simulated: bo
 
 def judge_here(wishes: dict[str, Any], read: Callable[[], HostReport], now_s: float) -> dict[str, Any]:
     """The audit of this host as a document."""
-    lang: Language = "zh" if wishes["lang"] == "zh" else "en"
     expected = expected_of(wishes["host"], wishes["data"], wishes["stack"], has_lock=wishes["has_lock"])
     result = audit([AuditTarget(wishes["host"], read, expected)])
-    return document(result, lang, at_unix_s=now_s, inventory="-", lock=None)
+    return document(result, language(wishes["lang"]), at_unix_s=now_s, inventory="-", lock=None)
 
 
 def run(config: Path, last: Path, read: Callable[[], HostReport], send: Send, say: Callable[[str], None]) -> int:
@@ -53,7 +52,7 @@ def run(config: Path, last: Path, read: Callable[[], HostReport], send: Send, sa
     Errors: OSError, ValueError and KeyError for a config that is none.
     """
     wishes = json.loads(config.read_text(encoding="utf-8"))
-    lang: Language = "zh" if wishes["lang"] == "zh" else "en"
+    lang = language(wishes["lang"])
     now = judge_here(wishes, read, time.time())
     try:
         before = json.loads(last.read_text(encoding="utf-8"))

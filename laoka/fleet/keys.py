@@ -1,7 +1,7 @@
 """Keys of an inventory that nobody reads: which, where they stand, and what they were probably meant to be.
 
 The keys that laoka reads are those of the roles' settings, which only a checkout has; inventory_keys.txt lists them for an
-installed laoka (`python -m roles.reference keys` writes it, a test holds it).
+installed laoka (`python -m roles.reference` writes it, a test holds it).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from importlib import resources
 
 from laoka.catalog import toml
-from laoka.catalog.messages import Language
+from laoka.catalog.messages import COLON, SEMICOLON, Language
 
 VALUE = re.compile(r"\{\d+\}")
 MAX_DEPTH = 6  # errors inside of errors; a log that somebody put into a message is not read to its end
@@ -61,12 +61,12 @@ def _told(message: str, depth: int = 0) -> tuple[str, int]:
             known = own + sum(inner for _, inner in values)
             if known > best[1]:
                 best = _filled(told, [text for text, _ in values]), known
-    for between, told in (("; ", "；"), (": ", "：")):
-        first, separator, rest = message.partition(between)
+    for between in (SEMICOLON, COLON):
+        first, separator, rest = message.partition(between["en"])
         if separator:
             (before, known_before), (after, known_after) = _told(first, depth + 1), _told(rest, depth + 1)
             if known_before + known_after > best[1]:
-                best = before + told + after, known_before + known_after
+                best = before + between["zh"] + after, known_before + known_after
     return best
 
 

@@ -26,7 +26,7 @@ def test_the_page_has_every_key(lang: Language) -> None:
 
 def test_an_installed_laoka_knows_the_same_keys() -> None:
     assert "".join(f"{key}\n" for key in sorted(known_keys())) == keys(), (
-        "python -m roles.reference keys > laoka/fleet/inventory_keys.txt"
+        "python -m roles.reference > laoka/fleet/inventory_keys.txt"
     )
 
 
