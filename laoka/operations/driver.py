@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from paramiko.ssh_exception import SSHException
 from pyinfra.api.command import FunctionCommand, PyinfraCommand
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
@@ -354,23 +355,33 @@ def reboot(deadline_s: int, lang: Language) -> Steps:
 
 
 def wait_for_return(state: State, host: Host, boot: str, deadline_s: int, lang: Language) -> bool:
-    """Wait until a host answers that has booted since. False, with a line that says so, when it does not within `deadline_s`."""
+    """Wait until a host answers that has booted since. False, with a line that says so, when it does not within `deadline_s`.
+
+    The host is asked once more after the deadline: whoever waits may have slept over it, as a laptop does with its lid closed.
+    """
     end = time.monotonic() + deadline_s
     host.disconnect()
-    while time.monotonic() < end:
+    late = False
+    while not late:
+        late = time.monotonic() >= end
         time.sleep(1)
-        host.connect(show_errors=False)
-        if not host.connected:
-            continue
-        try:
-            done, output = host.run_shell_command("cat /proc/sys/kernel/random/boot_id", _timeout=10)
-        except (OSError, EOFError, TimeoutError):
-            done = False
-        if done and output.stdout.strip() not in ("", boot):
+        if _boot_of(host) not in ("", boot):
             return True
         host.disconnect()
     host.log_styled(text("driver.not_back", lang, host=host.name, deadline_s=deadline_s), fg="red")
     return False
+
+
+def _boot_of(host: Host) -> str:
+    """The boot id that a host tells over a new connection, which is left open; empty when it tells none."""
+    host.connect(show_errors=False)
+    if not host.connected:
+        return ""
+    try:
+        done, output = host.run_shell_command("cat /proc/sys/kernel/random/boot_id", _timeout=10)
+    except (OSError, EOFError, SSHException):  # a host on its way down takes connections, and then ends them in any of these ways
+        done = False
+    return output.stdout.strip() if done else ""
 
 
 def _start(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | None]:

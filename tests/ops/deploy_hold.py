@@ -15,12 +15,12 @@ from roles.base.deploy import lock_host, unlock_host
 
 @operation()
 def boot() -> Generator[str | PyinfraCommand, None, None]:
-    yield from reboot(120, "en")
+    yield from reboot(600, "en")
 
 
 lock_host()
 server.shell(
-    name="Hold", commands=["touch /tmp/holding; for i in $(seq 600); do [ -e /tmp/go ] && exit 0; sleep 0.1; done; exit 1"]
+    name="Hold", commands=["touch /tmp/holding; for i in $(seq 3000); do [ -e /tmp/go ] && exit 0; sleep 0.1; done; exit 1"]
 )
 if host.data.get("boot_anew"):
     boot(name="Boot it anew")
