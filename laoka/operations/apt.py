@@ -12,12 +12,11 @@ from laoka.facts.driver import AptLockHolders
 from laoka.operations.refusal import refusal
 from laoka.stack.message import Message, message
 
-LOCK_WAIT_S = 300
 _POLL_S = 3
 _TELL_S = 30
 
 
-def wait_for_apt(lang: Language = "en", wait_s: int = LOCK_WAIT_S) -> Generator[str, None, None]:
+def wait_for_apt(lang: Language, wait_s: int) -> Generator[str, None, None]:
     """Wait until nobody holds a lock of apt or dpkg, telling who does; yields a command that fails when that takes too long.
 
     In a dry run nothing is waited for.
@@ -41,3 +40,8 @@ def still_busy(lang: Language, wait_s: int) -> Message | None:
             told = waited
         time.sleep(min(_POLL_S, max(0.2, wait_s - waited)))
     return None
+
+
+def apt_get(words: str, wait_s: int) -> str:
+    """A command of apt that asks nothing. A lock that somebody takes after `wait_for_apt` apt waits for itself, without words."""
+    return f"DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout={wait_s} -q {words}"

@@ -11,7 +11,7 @@ from pyinfra.context import host, state
 
 from laoka.catalog.messages import Language, text
 from laoka.facts.system import InstalledOf
-from laoka.operations.apt import wait_for_apt
+from laoka.operations.apt import apt_get, wait_for_apt
 from laoka.operations.refusal import refusal
 from laoka.stack.cuda_toolkits import accidents, nvcc_release, pattern_names
 
@@ -27,11 +27,12 @@ class NvccRelease(FactBase[str | None]):
 
 
 @operation()
-def clear_toolkits(wanted: str | None, remove: bool, lang: Language) -> Generator[str, None, None]:
+def clear_toolkits(wanted: str | None, remove: bool, lock_wait_s: int, lang: Language) -> Generator[str, None, None]:
     """Tell CUDA packages that are not the wanted toolkit, and remove them when that is asked for.
 
     + wanted: the toolkit, 12-8; None for none at all
     + remove: remove them
+    + lock_wait_s: how long it waits for whoever uses apt
     + lang: language of the message
     """
     installed: dict[str, str] = host.get_fact(InstalledOf, patterns=pattern_names())
@@ -46,11 +47,8 @@ def clear_toolkits(wanted: str | None, remove: bool, lang: Language) -> Generato
     host.log(text("driver.cuda_removes" if remove else "driver.cuda_how", lang))
     if remove:
         names = " ".join(shlex.quote(name) for accident in found for name in accident.names)
-        yield from wait_for_apt(lang)
-        yield (
-            "DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=60 -q -y --allow-change-held-packages "
-            f"--no-auto-remove purge {names}"
-        )
+        yield from wait_for_apt(lang, lock_wait_s)
+        yield apt_get(f"-y --allow-change-held-packages --no-auto-remove purge {names}", lock_wait_s)
 
 
 @operation()

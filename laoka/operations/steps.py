@@ -23,7 +23,7 @@ from laoka.facts.system import (
     UnitFiles,
     UnitRuns,
 )
-from laoka.operations.apt import LOCK_WAIT_S, wait_for_apt
+from laoka.operations.apt import apt_get, wait_for_apt
 from laoka.operations.refusal import refusal
 from laoka.serving.unit_config import STAMPS as STAMPS
 from laoka.serving.unit_config import config_hash_command, stamp_of
@@ -83,16 +83,19 @@ def switch_link(path: str, target: str) -> Commands:
 
 
 @operation()
-def apt_hold(packages: list[str], certain: list[str]) -> Commands:
-    """Put packages on hold, so that no upgrade moves them.
+def apt_hold(packages: list[str], certain: list[str], lock_wait_s: int, lang: Language) -> Commands:
+    """Put packages on hold, so that no upgrade moves them; waits for dpkg's lock, which that takes.
 
     + packages: names and globs; those that are not installed are left out
     + certain: names that are installed by the time this runs; a dry run counts them although they are not there yet
+    + lock_wait_s: how long it waits for whoever uses apt
+    + lang: language in which it tells who that is
     """
     installed = host.get_fact(InstalledOf, patterns=packages)
     held: list[str] = host.get_fact(AptHolds)
     missing = sorted({*installed, *certain}.difference(held))
     if missing:
+        yield from wait_for_apt(lang, lock_wait_s)
         yield f"apt-mark hold {' '.join(shlex.quote(name) for name in missing)}"
     else:
         host.noop("all on hold")
@@ -121,31 +124,34 @@ def index_debs(folder: str, place: str) -> Commands:
 
 
 @operation()
-def apt_update_when_stale(lock_wait_s: int = LOCK_WAIT_S) -> Commands:
+def apt_update_when_stale(lock_wait_s: int, lang: Language) -> Commands:
     """Refresh apt's lists when they are older than a day or than the sources; waits for apt's lock.
 
     + lock_wait_s: how long it waits for whoever uses apt
+    + lang: language in which it tells who that is
     """
     if host.get_fact(AptListsStale):
-        yield from wait_for_apt(wait_s=lock_wait_s)
-        yield "apt-get -o DPkg::Lock::Timeout=300 -q update && touch /var/lib/apt/lists/laoka-updated"
+        yield from wait_for_apt(lang, lock_wait_s)
+        yield f"{apt_get('update', lock_wait_s)} && touch /var/lib/apt/lists/laoka-updated"
     else:
         host.noop("apt's lists are fresh")
 
 
 @operation()
-def apt_install(packages: list[str]) -> Commands:
-    """Install packages that are missing, from what the preferences allow; waits for apt's lock; asks nothing."""
+def apt_install(packages: list[str], lock_wait_s: int, lang: Language) -> Commands:
+    """Install packages that are missing, from what the preferences allow; waits for apt's lock; asks nothing.
+
+    + packages: names
+    + lock_wait_s: how long it waits for whoever uses apt
+    + lang: language in which it tells who that is
+    """
     missing = [name for name in packages if name not in host.get_fact(InstalledOf, patterns=packages)]
     if not missing:
         host.noop("all installed")
         return
-    yield from wait_for_apt()
+    yield from wait_for_apt(lang, lock_wait_s)
     names = " ".join(shlex.quote(name) for name in missing)
-    yield (
-        "DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold "
-        f"-q -y --no-install-recommends install {names}"
-    )
+    yield apt_get(f"-y -o Dpkg::Options::=--force-confold --no-install-recommends install {names}", lock_wait_s)
 
 
 @operation()

@@ -6,6 +6,7 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
+from laoka.catalog.messages import language
 from laoka.operations import wheel
 from laoka.operations.steps import apt_install, switch_link, until_stamped
 from roles.base.deploy import BaseSettings
@@ -22,7 +23,12 @@ def agent() -> None:
     built = wheel.build()
     version = f"{built.name.split('-')[1]}-{wheel.source_hash()}"
     folder = f"{HOME}/{version}"
-    apt_install(name="Python's venv", packages=["python3-venv"])
+    apt_install(
+        name="Python's venv",
+        packages=["python3-venv"],
+        lock_wait_s=settings.apt_lock_wait_s,
+        lang=language(settings.lang),
+    )
     files.put(name=f"laoka {version}", src=str(built), dest=f"{HOME}/wheels/{version}/{built.name}", mode="644")
     until_stamped(
         name=f"laoka {version} in its environment (about 12 MB of downloads)",

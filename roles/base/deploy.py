@@ -51,7 +51,7 @@ class BaseSettings(RoleSettings):
     """Mirror of the Python package index; None keeps pip's own settings."""
     pip_cache_dir: str | None = None
     """Where pip keeps downloads on the host; None keeps pip's own place."""
-    apt_lock_wait_s: int = 300
+    apt_lock_wait_s: int = Field(300, ge=0)
     """How long apt may be busy on the host before a run gives up, in seconds."""
     apt_sources: dict[str, str] = {}
     """Extra one-line apt sources by file name, such as {"local": "deb [trusted=yes] file:///srv/debs ./"}."""
@@ -83,6 +83,7 @@ OWN_SOURCES = "/etc/apt/laoka.sources.d"
 
 def apt_settings(settings: BaseSettings) -> str:
     """apt's settings on a host: it waits for its lock and tries again, by the proxy, from the sources that count."""
+    # Somebody else's apt waits by it too; ours is told for itself, as long as apt_lock_wait_s says.
     lines = ['DPkg::Lock::Timeout "300";', 'Acquire::Retries "3";']
     if settings.http_proxy:
         lines += [f'Acquire::{scheme}::Proxy "{settings.http_proxy}";' for scheme in ("http", "https")]
@@ -128,6 +129,7 @@ def base() -> None:
     """Take the deploy's lock; settle apt: its lock, the proxy, sources and keyrings; refresh its lists when they are stale."""
     lock_host()
     settings = BaseSettings.of(host)
+    lang = language(settings.lang)
     files.put(
         name="apt waits for its lock, knows the proxy and where packages come from",
         src=StringIO(apt_settings(settings)),
@@ -165,5 +167,5 @@ def base() -> None:
         "/usr/share/keyrings/laoka-*",
         "/var/lib/laoka/apt/*",
     ]
-    keep_only(name="No source of packages that the inventory had once", patterns=ours, keep=kept, lang=language(settings.lang))
-    apt_update_when_stale(name="apt lists are fresh", lock_wait_s=settings.apt_lock_wait_s)
+    keep_only(name="No source of packages that the inventory had once", patterns=ours, keep=kept, lang=lang)
+    apt_update_when_stale(name="apt lists are fresh", lock_wait_s=settings.apt_lock_wait_s, lang=lang)

@@ -47,7 +47,8 @@ def cuda() -> None:
     settings, base = CudaSettings.of(host), BaseSettings.of(host)
     lang: Language = "zh" if base.lang == "zh" else "en"
     wanted = wanted_toolkit()
-    clear_toolkits(name="No other CUDA toolkit", wanted=wanted, remove=settings.cuda_remove, lang=lang)
+    wait_s = base.apt_lock_wait_s
+    clear_toolkits(name="No other CUDA toolkit", wanted=wanted, remove=settings.cuda_remove, lock_wait_s=wait_s, lang=lang)
     if wanted is None:
         host.noop("no CUDA toolkit: the engine needs none, and none is asked for (cuda_toolkit in the inventory)")
         for path in (SHELLS, *UNITS):
@@ -55,8 +56,8 @@ def cuda() -> None:
         return
     package = f"cuda-toolkit-{wanted}"
     home = f"/usr/local/cuda-{wanted.replace('-', '.')}"
-    apt_install(name=f"Install {package}", packages=[package])
-    apt_hold(name="Hold the toolkit", packages=[package], certain=[package])
+    apt_install(name=f"Install {package}", packages=[package], lock_wait_s=wait_s, lang=lang)
+    apt_hold(name="Hold the toolkit", packages=[package], certain=[package], lock_wait_s=wait_s, lang=lang)
     files.put(
         name="CUDA_HOME for shells",
         src=StringIO(f"export CUDA_HOME={home}\nexport PATH=$CUDA_HOME/bin:$PATH\n"),

@@ -103,7 +103,12 @@ def engine() -> None:
         _render_container(settings, pin, choice)
         return
     toolkit = (choice.stack or {}).get("cuda_toolkit")
-    apt_install(name="What the engine links to", packages=list(packages_for(pin, toolkit)))
+    apt_install(
+        name="What the engine links to",
+        packages=list(packages_for(pin, toolkit)),
+        lock_wait_s=base.apt_lock_wait_s,
+        lang=language(base.lang),
+    )
     folder = str(folder_of(pin.name, pin.version))
     command = install_command(
         PYTHON,

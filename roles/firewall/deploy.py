@@ -15,9 +15,11 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host, state
 from pyinfra.operations import files, systemd
 
+from laoka.catalog.messages import language
 from laoka.operations.steps import apt_install, retire_units, run_unit
 from laoka.serving.firewall import Wanted
 from roles.agent.deploy import PYTHON
+from roles.base.deploy import BaseSettings
 from roles.gateway.config import is_loopback, split_listen
 from roles.gateway.deploy import GatewaySettings, Peer, peers_of
 from roles.serve.deploy import served
@@ -72,7 +74,8 @@ def firewall() -> None:
         wanted = wanted_on(gateway.gateway_listen, inner_ports, settings.firewall_allow_from, peers_of(host, state.inventory))
     except ValueError as error:
         raise InventoryError(f"host {host.name}: {error}") from None
-    apt_install(name="nftables", packages=["nftables"])
+    base = BaseSettings.of(host)
+    apt_install(name="nftables", packages=["nftables"], lock_wait_s=base.apt_lock_wait_s, lang=language(base.lang))
     values = {"port": wanted.port, "sources": list(wanted.sources), "inner_ports": list(wanted.inner_ports)}
     files.put(name="What is to be open", src=StringIO(json.dumps(values, indent=1) + "\n"), dest=SETTINGS, mode="644")
     for name, unit in (("Unit", UNIT), ("Unit that puts it back", AGAIN)):

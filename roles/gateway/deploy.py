@@ -183,7 +183,8 @@ def gateway() -> None:
     keys = checked(host.name, settings)
     ports_differ(host.name, settings.gateway_listen, served(host))
     peers = peers_of(host, state.inventory)
-    apt_install(name="HAProxy", packages=["haproxy"])
+    base = BaseSettings.of(host)
+    apt_install(name="HAProxy", packages=["haproxy"], lock_wait_s=base.apt_lock_wait_s, lang=language(base.lang))
     _guard(limits_of(host))
     names = _haproxy(settings, keys, peers)
     scheme = "https" if settings.gateway_tls_pem_file else "http"

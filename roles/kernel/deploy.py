@@ -27,7 +27,9 @@ def kernel() -> None:
         dest="/etc/apt/preferences.d/00laoka-kernel",
         mode="644",
     )
-    keep_boot(name="The next boot takes a kernel that has its module", wish=wish_of(target))
+    wish = wish_of(target)
+    keep_boot(name="The next boot takes a kernel that has its module", wish=wish)
     # Held as they are: the kernel that runs is the one to go back to. The wanted one is held with the driver (role driver).
     row = kernel_row(target.source)
-    apt_hold(name="Hold the kernel", packages=[*kernel_names(row, basics()[1]), *row.metas], certain=[])
+    names = [*kernel_names(row, basics()[1]), *row.metas]
+    apt_hold(name="Hold the kernel", packages=names, certain=[], lock_wait_s=wish.lock_wait_s, lang=wish.lang)

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pyinfra.api.host import Host
 from pyinfra.context import host
 
+from laoka.catalog.messages import language
 from laoka.operations.peers import authorize_peers, known_peers, peer_key
 from laoka.operations.steps import apt_install
 from laoka.serving.model_source import PEER_USER
+from roles.base.deploy import BaseSettings
 from roles.settings import InventoryError, data_of
 
 PREFIX = "host:"
@@ -68,7 +70,13 @@ def set_up(own: Sequence[str], askers: Sequence[Host]) -> None:
     """
     asked = [peer(host, name) for name in dict.fromkeys(named_hosts(own)) if name != host.name]
     if asked or askers:
-        apt_install(name="rsync, for copies between hosts", packages=["rsync", "openssh-client"])
+        base = BaseSettings.of(host)
+        apt_install(
+            name="rsync, for copies between hosts",
+            packages=["rsync", "openssh-client"],
+            lock_wait_s=base.apt_lock_wait_s,
+            lang=language(base.lang),
+        )
     if asked:
         peer_key(name="A key that asks other hosts for model files")
         known_peers(name="Which hosts it is for, by their keys", peers=[(str(one.name), *address_of(one)) for one in asked])

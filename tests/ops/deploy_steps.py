@@ -2,6 +2,7 @@
 
 from io import StringIO
 
+from pyinfra.context import host
 from pyinfra.operations import files
 
 from laoka.operations.steps import (
@@ -26,9 +27,10 @@ WantedBy=multi-user.target
 
 refuse(name="refuse nothing", lines=[])
 files.put(name="source", src=StringIO("# empty\n"), dest="/etc/apt/sources.list.d/test.list")
-apt_update_when_stale(name="update")
-apt_install(name="install", packages=["hello"])
-apt_hold(name="hold", packages=["hell*"], certain=["hello"])
+wait_s = int(host.data.get("apt_lock_wait_s", 300))
+apt_update_when_stale(name="update", lock_wait_s=wait_s, lang="en")
+apt_install(name="install", packages=["hello"], lock_wait_s=wait_s, lang="en")
+apt_hold(name="hold", packages=["hell*"], certain=["hello"], lock_wait_s=wait_s, lang="en")
 until_stamped(name="stamped", stamp="/srv/stamp", text="v1", commands=["echo ran >> /srv/ran"])
 files.directory(name="target", path="/srv/a-1")
 switch_link(name="switch", path="/srv/current", target="a-1")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from laoka.sandbox import hosts
@@ -96,11 +98,55 @@ def make_bare(host: HostFolder) -> None:
         host,
         "apt-mark unhold $(apt-mark showhold) >/dev/null; systemctl stop qwen-serve; "
         "systemctl disable --now laoka-power nvidia-persistenced >/dev/null 2>&1; "
-        "apt-get -qq -y purge '*nvidia*' >/dev/null 2>&1; rmmod nvidia; "
+        "apt-get -qq -y purge '*nvidia*' 'cuda*' >/dev/null 2>&1; rmmod nvidia; "
         "rm -rf /etc/apt/preferences.d/00laoka* /etc/apt/apt.conf.d/5?laoka* /etc/apt/laoka.sources.d /etc/modprobe.d/laoka* "
-        "/etc/default/grub.d/zz* /etc/systemd/system/laoka-power.service /var/lib/laoka; "
+        "/etc/default/grub.d/zz* /etc/systemd/system/laoka-power.service /etc/systemd/system/qwen-serve*.service.d "
+        "/etc/profile.d/laoka-cuda.sh /var/lib/laoka; "
         "systemctl daemon-reload; systemctl start qwen-serve",
     )
+
+
+# ---- runs that are read while they go on, and somebody who has apt's lock
+
+
+HOLD_LOCK = """\
+import fcntl, time
+lock = open("/var/lib/dpkg/lock-frontend", "a")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def lock_held(host: HostFolder) -> Iterator[subprocess.Popen[str]]:
+    """Somebody's program has apt's lock until it is ended, or to the end of the block."""
+    command = f"exec python3 -c {shlex.quote(HOLD_LOCK)}"
+    # With its terminal the program ends too.
+    child = subprocess.Popen([*hosts.ssh_argv(host), "-tt", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None and child.stdout.readline().strip() == "held"
+        yield child
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def read_to(run: subprocess.Popen[str], words: str) -> str:
+    """What a run says up to a line with these words."""
+    assert run.stderr is not None
+    lines = []
+    for line in run.stderr:
+        lines.append(line)
+        if words in line:
+            return "".join(lines)
+    raise AssertionError(f"it never said {words!r}:\n{''.join(lines)[-3000:]}")
+
+
+def read_all(run: subprocess.Popen[str]) -> tuple[int, str]:
+    assert run.stderr is not None
+    rest = run.stderr.read()
+    return run.wait(timeout=200), rest
 
 
 # ---- runs that are killed
@@ -124,21 +170,25 @@ def killed_at(host: HostFolder, *where: str, data: Mapping[str, object]) -> subp
     return subprocess.run(argv, cwd=ROOT, env=environment(host.lab), capture_output=True, text=True, timeout=300, check=False)
 
 
-def killed(host: HostFolder, file: Path, data: Mapping[str, object]) -> Point | None:
+def killed(host: HostFolder, file: Path, data: Mapping[str, object], inside: str = CHANGE) -> Point | None:
     """Such a run, killed at the first point that is not in the file; None: it went to its end, well."""
     before = read_points(file)
-    done = killed_at(host, str(file), CHANGE, data=data)
+    done = killed_at(host, str(file), inside, data=data)
     new = read_points(file)[len(before) :]
     assert (done.returncode, len(new)) in ((-9, 1), (0, 0)), done.stderr[-2500:]
     return new[0] if new else None
 
 
 def killed_everywhere(
-    host: HostFolder, file: Path, data: Mapping[str, object], after_each: Callable[[Point], None] = lambda _: None
+    host: HostFolder,
+    file: Path,
+    data: Mapping[str, object],
+    after_each: Callable[[Point], None] = lambda _: None,
+    inside: str = CHANGE,
 ) -> list[Point]:
     """Such runs, each from what the one before left, until one goes to its end. Returns where they were killed, in order."""
     found: list[Point] = []
-    while (point := killed(host, file, data)) is not None:
+    while (point := killed(host, file, data, inside)) is not None:
         found.append(point)
         after_each(point)
         assert len(found) < 60, found

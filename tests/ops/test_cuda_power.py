@@ -5,14 +5,16 @@ Toolkits are stand-in packages, the card is simulated; apt, systemd and the role
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, Deployed, pyinfra, until
-from tests.ops.drivers import Pair, boot_id, say, until_booted_since
+from tests.hosts import INVENTORY, ROOT, Deployed, environment, pyinfra, pyinfra_argv, until
+from tests.ops.drivers import Pair, boot_id, lock_held, read_all, read_to, say, until_booted_since
 
 pytestmark = pytest.mark.ops
 DEPLOY = str(Path(__file__).parent / "deploy_cuda_power.py")
@@ -29,9 +31,13 @@ def host(driver_pair: Pair) -> HostFolder:
     return driver_pair[1]
 
 
+def words(host: HostFolder, **changes: object) -> list[str]:
+    data = [word for name, value in {**WANTED, **changes}.items() for word in ("--data", f"{name}={value}")]
+    return ["-y", "--limit", host.name, *data, INVENTORY, DEPLOY]
+
+
 def run(host: HostFolder, **changes: object) -> Deployed:
-    words = [word for name, value in {**WANTED, **changes}.items() for word in ("--data", f"{name}={value}")]
-    return pyinfra(host.lab, "-y", "--limit", host.name, *words, INVENTORY, DEPLOY, deadline_s=200)
+    return pyinfra(host.lab, *words(host, **changes), deadline_s=200)
 
 
 def toolkits(host: HostFolder) -> set[str]:
@@ -111,3 +117,27 @@ def test_cuda_13_is_refused_and_none_means_none(host: HostFolder) -> None:
         say(host, "ls /etc/profile.d/laoka-cuda.sh /etc/systemd/system/qwen-serve*.service.d/laoka-cuda.conf 2>/dev/null; true")
         == ""
     )
+
+
+def test_a_role_whose_package_is_missing_waits_for_apts_lock_as_long_as_the_inventory_says(host: HostFolder) -> None:
+    """It fails clearly where the lock stays, and does its work once it is free."""
+    assert toolkits(host) == set()
+    with lock_held(host) as holder:
+        done = run(host, apt_lock_wait_s=15)
+        assert (done.status, done.stopped_at) == (1, "CUDA | Install cuda-toolkit-12-8")
+        assert (
+            f"{host.name}: apt was busy for 15 s: process " in done.stderr and "let it end, or end it, and run again" in done.stderr
+        )
+        assert toolkits(host) == set()
+        argv = pyinfra_argv(*words(host, apt_lock_wait_s=15))
+        going_on = subprocess.Popen(
+            argv, cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        told = read_to(going_on, "apt is busy: process ")
+        assert re.search(r"holds /var/lib/dpkg/lock-frontend; waiting, at most 1\d s more", told)
+        holder.terminate()
+        status, rest = read_all(going_on)
+    assert status == 0, told + rest
+    assert toolkits(host) == {"cuda-toolkit-12-8"}
+    assert "cuda-toolkit-12-8" in say(host, "apt-mark showhold").split()
+    assert run(host, apt_lock_wait_s=15).changed(host.name) == []

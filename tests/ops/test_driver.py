@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import shlex
 import subprocess
 import threading
 import time
@@ -41,8 +40,11 @@ from tests.ops.drivers import (
     driver_packages,
     killed_at,
     loaded,
+    lock_held,
     make_bare,
     name_release,
+    read_all,
+    read_to,
     say,
 )
 
@@ -127,29 +129,6 @@ def test_a_new_driver_that_lists_no_card_is_taken_back(pair: Pair) -> None:
     assert (loaded(host), say(host, "systemctl is-active qwen-serve")) == (OLD, "active")
 
 
-HOLD_LOCK = """\
-import fcntl, time
-lock = open("/var/lib/dpkg/lock-frontend", "a")
-fcntl.lockf(lock, fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
-@contextmanager
-def lock_held(host: HostFolder) -> Iterator[subprocess.Popen[str]]:
-    """Somebody's program has apt's lock until it is ended, or to the end of the block."""
-    command = f"exec python3 -c {shlex.quote(HOLD_LOCK)}"
-    # With its terminal the program ends too.
-    child = subprocess.Popen([*hosts.ssh_argv(host), "-tt", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None and child.stdout.readline().strip() == "held"
-        yield child
-    finally:
-        child.terminate()
-        child.wait()
-
-
 @contextmanager
 def while_requests_end(host: HostFolder, data: Mapping[str, object]) -> Iterator[subprocess.Popen[str]]:
     """A run that waits for a request to end; the block ends it by `no_requests`, and reads what the run says."""
@@ -169,23 +148,6 @@ def while_requests_end(host: HostFolder, data: Mapping[str, object]) -> Iterator
 def no_requests(host: HostFolder) -> None:
     """The engine's metrics go, which takes no room on its disk."""
     say(host, "rm /srv/engine/metrics")
-
-
-def read_to(run: subprocess.Popen[str], words: str) -> str:
-    """What a run says up to a line with these words."""
-    assert run.stderr is not None
-    lines = []
-    for line in run.stderr:
-        lines.append(line)
-        if words in line:
-            return "".join(lines)
-    raise AssertionError(f"it never said {words!r}:\n{''.join(lines)[-3000:]}")
-
-
-def read_all(run: subprocess.Popen[str]) -> tuple[int, str]:
-    assert run.stderr is not None
-    rest = run.stderr.read()
-    return run.wait(timeout=200), rest
 
 
 def test_an_upgrade_waits_for_requests_and_for_apts_lock_stops_changes_and_starts_again(pair: Pair) -> None:
