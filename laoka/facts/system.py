@@ -167,6 +167,17 @@ class UnitFiles(FactBase[list[str]]):
         return sorted(line.strip() for line in output if line.strip())
 
 
+class UnitsOutdated(FactBase[bool]):
+    """Whether systemd knows one of these units (names and globs) otherwise than its files and drop-ins are by now."""
+
+    def command(self, units: Sequence[str]) -> str:
+        names = " ".join(shlex.quote(unit) for unit in units)
+        return f"systemctl show -p NeedDaemonReload {names} | grep -q '=yes' && echo outdated || echo current"
+
+    def process(self, output: list[str]) -> bool:
+        return "outdated" in output
+
+
 class PathsOf(FactBase[list[str]]):
     """Files, links and folders that are there and match one of some patterns of the shell (absolute paths)."""
 

@@ -22,6 +22,7 @@ from laoka.facts.system import (
     StampText,
     UnitFiles,
     UnitRuns,
+    UnitsOutdated,
 )
 from laoka.operations.apt import apt_get, wait_for_apt
 from laoka.operations.refusal import refusal
@@ -224,6 +225,18 @@ def note_config(paths: list[str], stamp: str) -> str:
     listed = " ".join(shlex.quote(path) for path in paths)
     noted = f"{{ {config_hash_command(paths)}; printf '%s\\n' {listed}; }}"
     return f"mkdir -p {STAMPS} && {noted} > {stamp}.new && mv {stamp}.new {stamp}"
+
+
+@operation()
+def reread_units(units: list[str]) -> Commands:
+    """Have systemd read its units anew where it knows one of these otherwise than its files are, whichever run wrote them.
+
+    + units: names and globs
+    """
+    if host.get_fact(UnitsOutdated, units=units):
+        yield "systemctl daemon-reload"
+    else:
+        host.noop("systemd knows them as they are")
 
 
 @operation()

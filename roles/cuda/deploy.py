@@ -6,11 +6,11 @@ from io import StringIO
 
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
-from pyinfra.operations import files, systemd
+from pyinfra.operations import files
 
 from laoka.catalog.messages import Language
 from laoka.operations.cuda import clear_toolkits, nvcc_says
-from laoka.operations.steps import apt_hold, apt_install
+from laoka.operations.steps import apt_hold, apt_install, reread_units
 from laoka.stack.cuda_toolkits import dashed
 from roles.base.deploy import BaseSettings
 from roles.plan import locked_stack
@@ -18,6 +18,7 @@ from roles.settings import InventoryError, RoleSettings
 
 SHELLS = "/etc/profile.d/laoka-cuda.sh"
 # Of the one model server, and of each of several on a host (qwen-serve@NAME): drop-ins of a unit that is not there do nothing.
+ENGINES = ("qwen-serve.service", "qwen-serve@*.service")
 UNITS = tuple(f"/etc/systemd/system/{unit}.service.d/laoka-cuda.conf" for unit in ("qwen-serve", "qwen-serve@"))
 
 
@@ -53,6 +54,7 @@ def cuda() -> None:
         host.noop("no CUDA toolkit: the engine needs none, and none is asked for (cuda_toolkit in the inventory)")
         for path in (SHELLS, *UNITS):
             files.file(name=f"No CUDA_HOME in {path}", path=path, present=False)
+        reread_units(name="systemd knows of it", units=[*ENGINES])
         return
     package = f"cuda-toolkit-{wanted}"
     home = f"/usr/local/cuda-{wanted.replace('-', '.')}"
@@ -64,16 +66,14 @@ def cuda() -> None:
         dest=SHELLS,
     )
     head = "# laoka: where the engine finds the CUDA toolkit. Do not edit: laoka rewrites it.\n"
-    told = [
+    for path in UNITS:
         files.put(
             name=f"CUDA_HOME for the engine: {path}",
             src=StringIO(f"{head}[Service]\nEnvironment=CUDA_HOME={home}\n"),
             dest=path,
             create_remote_dir=True,
         )
-        for path in UNITS
-    ]
-    systemd.daemon_reload(name="systemd knows of it", _if=lambda: any(item.did_change() for item in told))
+    reread_units(name="systemd knows of it", units=[*ENGINES])
     nvcc_says(
         name=f"nvcc is of CUDA {wanted.replace('-', '.')}", path=f"{home}/bin/nvcc", release=wanted.replace("-", "."), lang=lang
     )

@@ -12,6 +12,7 @@ from laoka.operations.steps import (
     checked_file,
     http_test,
     refuse,
+    reread_units,
     run_unit,
     switch_link,
     until_stamped,
@@ -43,4 +44,5 @@ run_unit(
     reload=["/srv/limits"],
     test=http_test("http://127.0.0.1:8123/", "stamp"),
 )
+reread_units(name="reread", units=["small.service", "small@*.service"])
 checked_file(name="checked", source="/srv/limits", path="/srv/limits.taken", check="grep -q limit /srv/limits")

@@ -12,6 +12,7 @@ import pytest
 
 from tests.ops.drivers import (
     CHANGE,
+    KERNEL,
     NEW,
     NEXT,
     Pair,
@@ -20,12 +21,15 @@ from tests.ops.drivers import (
     deploy,
     killed_everywhere,
     loaded,
+    make_bare,
     say,
     until_booted_since,
     write_points,
 )
 
 pytestmark = pytest.mark.long
+REREAD = "CUDA | systemd knows of it"
+LISTS = "Base | apt lists are fresh"
 KEEP_BOOT = "Kernel | The next boot takes a kernel that has its module"
 
 
@@ -57,3 +61,23 @@ def test_before_every_step_of_a_change_with_a_reboot(old_pair: Pair, tmp_path: P
     state = say(host, "uname -r"), loaded(host), say(host, "systemctl is-active qwen-serve")
     assert state == (NEXT, NEW, "active")
     assert say(host, "ls /var/lib/laoka/driver").split() == ["debs", "log", "previous", "stage.log", "steps.sh"]
+
+
+def test_between_any_two_operations_from_a_bare_host(old_pair: Pair, tmp_path: Path) -> None:
+    """Killed when an operation that changes something is about to start, at each of them: what lies before it is done, it is not.
+
+    All that the dry run foretold for the bare host is among them, so none that changes something is left out.
+    """
+    host = old_pair[1]
+    make_bare(host)
+    data: dict[str, object] = {"driver": NEW, "cuda_toolkit": "12-8"}
+    foretold = deploy(host, "--dry", data=data).planned(host.name)
+    found = [name for name, _ in killed_everywhere(host, tmp_path / "points.jsonl", data, inside="nowhere")]
+    # Which a dry run can't know: apt's lists are stale once the source is written, and systemd's units once the drop-in is.
+    assert {LISTS, REREAD} <= set(found)
+    assert [name for name in found if name not in (LISTS, REREAD)] == [name for name in foretold if name not in (LISTS, REREAD)]
+    assert len(found) > 15 and CHANGE in found
+    state = say(host, "uname -r"), loaded(host), say(host, "systemctl is-active qwen-serve laoka-power nvidia-persistenced")
+    assert state == (KERNEL, NEW, "active\nactive\nactive")
+    assert say(host, "systemctl show qwen-serve -P Environment") == "CUDA_HOME=/usr/local/cuda-12.8"
+    assert deploy(host, "-y", data=data).changed(host.name) == []

@@ -12,6 +12,7 @@ from tests.hosts import Deployed, pyinfra
 
 pytestmark = pytest.mark.ops
 HERE = Path(__file__).parent
+DROP_IN = "/etc/systemd/system/small.service.d"
 ALL = ["source", "update", "install", "hold", "stamped", "target", "switch", "unit file", "limits", "run", "checked"]
 
 
@@ -50,6 +51,8 @@ def test_the_second_run_changes_nothing(ops_host: HostFolder) -> None:
         ("rm /var/lib/apt/lists/laoka-updated", ["update"]),
         ("rm /var/lib/laoka/stamps/small.service.config", ["run"]),  # a run was killed before the restart
         ("rm /srv/limits.taken", ["checked"]),
+        # A run was killed between a drop-in and the reload.
+        (f"mkdir -p {DROP_IN} && printf '[Service]\\nNice=1\\n' > {DROP_IN}/nice.conf", ["reread"]),
     ],
 )
 def test_what_was_undone_is_put_right_and_nothing_else(ops_host: HostFolder, undo: str, put_right: list[str]) -> None:
