@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,10 +98,14 @@ class AptLockHolders(FactBase[tuple[LockHolder, ...]]):
 
 @dataclass(frozen=True)
 class Room:
-    """Disk space that an installation needs and that there is, in bytes; `needs` None: apt did not say."""
+    """Disk space that an installation needs and that there is, in bytes.
+
+    `needs` None: apt did not say. `boot_free` None: /boot is no file system of its own.
+    """
 
     needs: int | None
     free: int
+    boot_free: int | None
 
     def to_json(self) -> dict[str, object]:
         """For pyinfra's --json output."""
@@ -117,12 +122,14 @@ class AptRoom(FactBase[Room]):
         names = " ".join(shlex.quote(name) for name in packages)
         options = "-q -o APT::Ignore-Hold=true --no-install-recommends --allow-downgrades --allow-change-held-packages"
         ask = f"{APT} {options} --assume-no install {names}"
-        return f"df -PB1 / | awk 'END {{ print \"free=\" $4 }}'; {ask} 2>&1 || true"
+        free = "df -PB1 {} | awk 'END {{ print \"{}=\" $4 }}'"
+        own_boot = f'[ "$(stat -c %d /boot)" = "$(stat -c %d /)" ] || {free.format("/boot", "boot_free")}'
+        return f"{free.format('/', 'free')}; {own_boot}; {ask} 2>&1 || true"
 
     def process(self, output: list[str]) -> Room:
         text = "\n".join(output)
-        free = next((int(line.removeprefix("free=")) for line in output if line.startswith("free=") and line[5:].isdigit()), 0)
-        return Room(read_space(text), free)
+        told = dict(re.findall(r"^(free|boot_free)=(\d+)$", text, re.MULTILINE))
+        return Room(read_space(text), int(told.get("free", 0)), int(told["boot_free"]) if "boot_free" in told else None)
 
 
 class ChangeJournal(FactBase[Journal]):

@@ -33,6 +33,8 @@ KEPT = 200
 """Lines that the ledger keeps."""
 CHANGED_KEPT = 60
 ASK_AGAIN_S = 5
+TAKEN = 3
+"""How the command ends that renews a lock which another run has by now."""
 BUSY_S = 20
 """How long the file lock of the folder is waited for; it is held for moments only."""
 
@@ -90,7 +92,7 @@ busy() { refuse "$busy"; }
 [ -e "$d/lock" ] || refuse "$removed"
 %(locked)s
 [ -e "$d/lock" ] || refuse "$removed"
-[ "$r" = "$run" ] || refuse "$taken $old"
+[ "$r" = "$run" ] || { printf '%%s\\n' "$taken $old" >&2; exit %(stolen)d; }
 new=$old
 %(write)s
 """
@@ -135,7 +137,8 @@ def take_command(line: str, run: str, *, oust: str = "", owner: int | None = Non
 def mark_command(run: str, why_not: WhyNot, *, reboot_s: int = 0, owner: int | None = None, folder: str = DEPLOYS) -> str:
     """Shell text that renews the lock of a run: with the reboot that it is about to make and gives `reboot_s` to, or, with 0,
     after it, for the connection that there is now. It fails, with one line, where the lock is not this run's own any more or can't
-    be had: a reboot that can't be announced must not happen, and a run that does not hold the host must not go on.
+    be had: a reboot that can't be announced must not happen, and a run that does not hold the host must not go on. Its status is
+    TAKEN where another run has it.
     """
     return _script(_AGAIN, d=folder, run=run, reboot_s=str(reboot_s), owner=_word(owner), **asdict(why_not))
 
@@ -151,7 +154,7 @@ def _word(owner: int | None) -> str:
 
 def _script(text: str, **values: str) -> str:
     given = "".join(f"{name}={shlex.quote(value)}\n" for name, value in {**values, "busy_s": str(BUSY_S)}.items())
-    return f"sh -c {shlex.quote(given + text % {'locked': _LOCKED, 'write': _WRITE, 'kept': KEPT})}"
+    return f"sh -c {shlex.quote(given + text % {'locked': _LOCKED, 'write': _WRITE, 'kept': KEPT, 'stolen': TAKEN})}"
 
 
 def _owner() -> int | None:

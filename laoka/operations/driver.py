@@ -20,7 +20,7 @@ from laoka.facts.report import Report
 from laoka.host.unread import Unread
 from laoka.operations import driver_commands as commands
 from laoka.operations.apt import still_busy, wait_for_apt
-from laoka.operations.deploy_lock import after_reboot, announce_reboot
+from laoka.operations.deploy_lock import TAKEN, after_reboot, announce_reboot
 from laoka.operations.refusal import refusal
 from laoka.operations.steps import failed_before
 from laoka.stack.driver_change import (
@@ -47,6 +47,8 @@ UNITS_UP_S = 180
 STEP_DEADLINE_S = 120
 # Room beyond what apt asks for: DKMS builds in /var/lib/dkms, and an initramfs is made anew.
 MARGIN_BYTES, BUILD_BYTES = 300 * 10**6, 1200 * 10**6
+# A kernel with its initramfs, which is written beside the one that it takes the place of; asked for where /boot is a file system.
+BOOT_BYTES = 200 * 10**6
 # Kept on the host during a change, for the way back of one that fills the disk.
 RESERVE_BYTES = 200 * 10**6
 
@@ -143,9 +145,10 @@ def driver_gate(wish: Wish) -> Steps:
     why = _against(change, wish)
     if why is None and change.install:
         room = host.get_fact(AptRoom, packages=change.install)
-        need = (room.needs or 0) + MARGIN_BYTES + RESERVE_BYTES + (0 if change.built else BUILD_BYTES)
-        if room.free < need:
-            why = message("driver.no_space", free_mb=room.free // 10**6, need_mb=need // 10**6, path=FOLDER)
+        all_of_it = (room.needs or 0) + MARGIN_BYTES + RESERVE_BYTES + (0 if change.built else BUILD_BYTES)
+        for path, free, need in ((FOLDER, room.free, all_of_it), ("/boot", room.boot_free, BOOT_BYTES)):
+            if why is None and free is not None and free < need:
+                why = message("driver.no_space", free_mb=free // 10**6, need_mb=need // 10**6, path=path)
     if why is not None:
         yield _refuse(why, wish.lang)
 
@@ -338,15 +341,31 @@ def _activate(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | Non
 
 
 def _reboot(wish: Wish) -> Generator[str | PyinfraCommand, None, Message | None]:
-    _step("doing_reboot", wish.lang, deadline_s=wish.reboot_deadline_s)
-    yield from reboot(wish.reboot_deadline_s, wish.lang)
+    """Boot the host anew. Returns why that could not be announced, and so was not done, or None.
+
+    Where another run has the host by now, nothing more is done here: what goes back would go under its feet.
+    """
+    lang = wish.lang
+    yield commands.noted("announce", announce_reboot(wish.reboot_deadline_s + UNITS_UP_S, lang))
+    status, said = host.get_fact(Said, step="announce")
+    if status == TAKEN:
+        units = ", ".join(host.get_fact(ChangeJournal).stopped) or text("driver.none", lang)
+        yield refusal([said, text("driver.left_to_them", lang, units=units)])
+    if status != 0:
+        return message("driver.unannounced", said=_last(said))
+    _step("doing_reboot", lang, deadline_s=wish.reboot_deadline_s)
+    yield from _boot_anew(wish.reboot_deadline_s, lang)
     return None
 
 
 def reboot(deadline_s: int, lang: Language) -> Steps:
     """Boot the host anew, and go on when its units have come up; the deploy's lock stays this run's own meanwhile."""
-    boot = host.get_fact(BootId)
     yield announce_reboot(deadline_s + UNITS_UP_S, lang)
+    yield from _boot_anew(deadline_s, lang)
+
+
+def _boot_anew(deadline_s: int, lang: Language) -> Steps:
+    boot = host.get_fact(BootId)
     yield "( sleep 1; systemctl reboot ) </dev/null >/dev/null 2>&1 &"
     yield FunctionCommand(wait_for_return, (boot, deadline_s, lang), {})
     yield after_reboot(lang)

@@ -32,6 +32,12 @@ def step_as_unit(deadline_s: int, verb: str, *arguments: str) -> str:
     return step("unit", str(deadline_s), verb, *arguments)
 
 
+def noted(name: str, command: str) -> str:
+    """A command that succeeds however it ends; that, and its words, are told by the fact Said, as those of a step."""
+    path = f"{FOLDER}/change/{name}"
+    return f"mkdir -p {FOLDER}/change; rm -f {path}.status; {{ {command}; }} >{path}.log 2>&1; echo $? >{path}.status || true"
+
+
 def quietly(command: str, complaint: str, log: str, lines: int = 8) -> str:
     """A command whose words go to a file; when it fails, a complaint and its last lines are told."""
     folder = log.rsplit("/", 1)[0]

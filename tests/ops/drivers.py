@@ -12,7 +12,7 @@ from pathlib import Path
 
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, ROOT, Deployed, environment, pyinfra, until
+from tests.hosts import INVENTORY, ROOT, Deployed, environment, pyinfra, pyinfra_argv, until
 
 OLD, NEW = "580.159.03", "580.173.02"
 KERNEL, NEXT = "6.8.0-124-generic", "6.14.0-33-generic"
@@ -147,6 +147,27 @@ def read_all(run: subprocess.Popen[str]) -> tuple[int, str]:
     assert run.stderr is not None
     rest = run.stderr.read()
     return run.wait(timeout=200), rest
+
+
+@contextmanager
+def while_requests_end(host: HostFolder, data: Mapping[str, object]) -> Iterator[subprocess.Popen[str]]:
+    """A run that waits for a request to end; the block ends it by `no_requests`, and reads what the run says."""
+    busy(host, 1)
+    run = subprocess.Popen(
+        pyinfra_argv("-y", *arguments(host, data=data)), cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until(lambda: "doing" in say(host, "test -s /var/lib/laoka/driver/stopped && echo doing; true"), 120, "the drain began")
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+def no_requests(host: HostFolder) -> None:
+    """The engine's metrics go, which takes no room on its disk."""
+    say(host, "rm /srv/engine/metrics")
 
 
 # ---- runs that are killed

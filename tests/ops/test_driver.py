@@ -12,7 +12,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import pytest
 
 from laoka.sandbox import faults, hosts, packages
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, ROOT, Deployed, environment, laoka, pyinfra_argv, until
+from tests.hosts import INVENTORY, ROOT, Deployed, environment, laoka, pyinfra_argv
 from tests.ops.drivers import (
     CHANGE,
     GATE,
@@ -35,7 +35,6 @@ from tests.ops.drivers import (
     Pair,
     arguments,
     boot_id,
-    busy,
     deploy,
     driver_packages,
     killed_at,
@@ -43,9 +42,11 @@ from tests.ops.drivers import (
     lock_held,
     make_bare,
     name_release,
+    no_requests,
     read_all,
     read_to,
     say,
+    while_requests_end,
 )
 
 pytestmark = pytest.mark.ops
@@ -127,27 +128,6 @@ def test_a_new_driver_that_lists_no_card_is_taken_back(pair: Pair) -> None:
     assert f"it is back on {OLD}, and runs as before" in done.stderr
     assert driver_packages(host) == before
     assert (loaded(host), say(host, "systemctl is-active qwen-serve")) == (OLD, "active")
-
-
-@contextmanager
-def while_requests_end(host: HostFolder, data: Mapping[str, object]) -> Iterator[subprocess.Popen[str]]:
-    """A run that waits for a request to end; the block ends it by `no_requests`, and reads what the run says."""
-    busy(host, 1)
-    run = subprocess.Popen(
-        pyinfra_argv("-y", *arguments(host, data=data)), cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        until(lambda: "doing" in say(host, "test -s /var/lib/laoka/driver/stopped && echo doing; true"), 120, "the drain began")
-        yield run
-    finally:
-        run.kill()
-        run.wait()
-
-
-def no_requests(host: HostFolder) -> None:
-    """The engine's metrics go, which takes no room on its disk."""
-    say(host, "rm /srv/engine/metrics")
 
 
 def test_an_upgrade_waits_for_requests_and_for_apts_lock_stops_changes_and_starts_again(pair: Pair) -> None:
@@ -376,6 +356,20 @@ def test_a_full_disk_is_told_before_anything_stops(pair: Pair) -> None:
         faults.apply(host, "disk-full", clear=True)
     assert done.status == 1
     assert ("the change needs" in done.stderr and "make room first" in done.stderr) or "No space left on device" in done.stderr
+    assert (say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)) == before
+
+
+def test_a_small_boot_file_system_is_told_before_anything_stops(pair: Pair) -> None:
+    host = pair[1]
+    before = say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)
+    mounted = "mount -t tmpfs -o size=150m none /mnt && cp -a /boot/. /mnt && mount --bind /mnt /boot"
+    say(host, mounted)
+    try:
+        done = deploy(host, "-y", data={"kernel": NEXT, "driver": OLD})
+    finally:
+        say(host, "umount /boot /mnt")
+    assert (done.status, done.stopped_at) == (1, GATE.format(OLD).replace(KERNEL, NEXT))
+    assert " MB are free on /boot, the change needs 200 MB: make room first" in done.stderr
     assert (say(host, "systemctl show -p MainPID qwen-serve"), driver_packages(host)) == before
 
 

@@ -18,7 +18,7 @@ import pytest
 from laoka.host.deploy_lock import LockFile, read_lock, read_owner, stale
 from laoka.host.deployed import read_deploy
 from laoka.operations import deploy_lock
-from laoka.operations.deploy_lock import KEPT, WhyNot, free, give_back_command, line_of, mark_command, take_command
+from laoka.operations.deploy_lock import KEPT, TAKEN, WhyNot, free, give_back_command, line_of, mark_command, take_command
 from laoka.operations.runs import hold_mark, is_over, operator
 from tests.unit.fleet.deployed_host import deploy
 
@@ -132,7 +132,7 @@ def test_a_reboot_by_anybody_frees_the_host_and_one_that_was_announced_does_not(
 def test_a_run_whose_lock_another_has_stops_before_it_reboots(folder: Path) -> None:
     take(folder, "ann@desk", "r1")
     take(folder, "bob@lap", "r2", oust="r1")
-    (said,) = sh(mark_command("r1", WHY_NOT, reboot_s=600, folder=str(folder)), status=1)
+    (said,) = sh(mark_command("r1", WHY_NOT, reboot_s=600, folder=str(folder)), status=TAKEN)
     assert said.startswith("taken meanwhile {") and "bob@lap" in said
     assert lock_of(folder).reboot_s is None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laoka.facts.driver import EnrolledKeys
+from laoka.facts.driver import AptRoom, EnrolledKeys, Room
 
 # The form of `mokutil --list-enrolled`: OpenSSL's text of each certificate, whose names OpenSSL 3 writes with spaces around "=".
 ENROLLED = """\
@@ -56,3 +56,26 @@ def test_keys_that_the_firmware_knows(tmp_path: Path, tool: str | None, keys: tu
         ["/bin/sh", "-c", fact.command()], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=20, check=False
     )
     assert (done.returncode, fact.process(done.stdout.splitlines())) == (0, keys)
+
+
+@pytest.mark.parametrize(("device_of_boot", "boot_free"), [("2049", None), ("2050", 187_000_000)])
+def test_room_on_boot_counts_where_it_is_a_file_system_of_its_own(
+    tmp_path: Path, device_of_boot: str, boot_free: int | None
+) -> None:
+    tools = {
+        "stat": f"case $3 in /boot) echo {device_of_boot} ;; /) echo 2049 ;; esac",
+        "df": "echo 'Filesystem 1-blocks Used Available Capacity Mounted on'; "
+        "case $2 in /boot) echo '/dev/sda2 500000000 313000000 187000000 63% /boot' ;; "
+        "/) echo '/dev/sda1 90000000000 10000000000 80000000000 12% /' ;; esac",
+        "apt-get": "echo 'Need to get 98.4 MB of archives.'; "
+        "echo 'After this operation, 1,024 kB of additional disk space will be used.'; exit 1",
+    }
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    fact = AptRoom()
+    done = subprocess.run(
+        ["/bin/sh", "-c", fact.command(packages=["nvidia-headless-580-server"])], env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True, text=True, timeout=20, check=False,
+    )  # fmt: skip
+    assert fact.process(done.stdout.splitlines()) == Room(99_424_000, 80_000_000_000, boot_free)
