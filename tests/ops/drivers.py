@@ -150,19 +150,25 @@ def read_all(run: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @contextmanager
-def while_requests_end(host: HostFolder, data: Mapping[str, object]) -> Iterator[subprocess.Popen[str]]:
-    """A run that waits for a request to end; the block ends it by `no_requests`, and reads what the run says."""
-    busy(host, 1)
+def under_way(host: HostFolder, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A run of pyinfra with these words, to the end of the block at most, which reads what it says."""
     run = subprocess.Popen(
-        pyinfra_argv("-y", *arguments(host, data=data)), cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        pyinfra_argv(*words), cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
-        until(lambda: "doing" in say(host, "test -s /var/lib/laoka/driver/stopped && echo doing; true"), 120, "the drain began")
         yield run
     finally:
         run.kill()
         run.wait()
+
+
+@contextmanager
+def while_requests_end(host: HostFolder, data: Mapping[str, object]) -> Iterator[subprocess.Popen[str]]:
+    """A run that waits for a request to end; the block ends it by `no_requests`, and reads what the run says."""
+    busy(host, 1)
+    with under_way(host, "-y", *arguments(host, data=data)) as run:
+        until(lambda: "doing" in say(host, "test -s /var/lib/laoka/driver/stopped && echo doing; true"), 120, "the drain began")
+        yield run
 
 
 def no_requests(host: HostFolder) -> None:

@@ -6,15 +6,14 @@ Toolkits are stand-in packages, the card is simulated; apt, systemd and the role
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
-from tests.hosts import INVENTORY, ROOT, Deployed, environment, pyinfra, pyinfra_argv, until
-from tests.ops.drivers import Pair, boot_id, lock_held, read_all, read_to, say, until_booted_since
+from tests.hosts import INVENTORY, Deployed, pyinfra, until
+from tests.ops.drivers import Pair, boot_id, lock_held, read_all, read_to, say, under_way, until_booted_since
 
 pytestmark = pytest.mark.ops
 DEPLOY = str(Path(__file__).parent / "deploy_cuda_power.py")
@@ -129,14 +128,11 @@ def test_a_role_whose_package_is_missing_waits_for_apts_lock_as_long_as_the_inve
             f"{host.name}: apt was busy for 15 s: process " in done.stderr and "let it end, or end it, and run again" in done.stderr
         )
         assert toolkits(host) == set()
-        argv = pyinfra_argv(*words(host, apt_lock_wait_s=15))
-        going_on = subprocess.Popen(
-            argv, cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        told = read_to(going_on, "apt is busy: process ")
-        assert re.search(r"holds /var/lib/dpkg/lock-frontend; waiting, at most 1\d s more", told)
-        holder.terminate()
-        status, rest = read_all(going_on)
+        with under_way(host, *words(host, apt_lock_wait_s=15)) as going_on:
+            told = read_to(going_on, "apt is busy: process ")
+            holder.terminate()
+            status, rest = read_all(going_on)
+    assert re.search(r"holds /var/lib/dpkg/lock-frontend; waiting, at most 1\d s more", told)
     assert status == 0, told + rest
     assert toolkits(host) == {"cuda-toolkit-12-8"}
     assert "cuda-toolkit-12-8" in say(host, "apt-mark showhold").split()

@@ -46,6 +46,7 @@ from tests.ops.drivers import (
     read_all,
     read_to,
     say,
+    under_way,
     while_requests_end,
 )
 
@@ -298,11 +299,8 @@ def test_a_module_that_is_held_needs_the_reboot_and_without_permission_the_way_b
 
 def test_a_lock_that_is_held_is_waited_for_and_told(pair: Pair) -> None:
     host = pair[1]
-    argv = pyinfra_argv("-y", *arguments(host, data={"kernel": NEXT}))
-    with lock_held(host) as holder:
-        run = subprocess.Popen(
-            argv, cwd=ROOT, env=environment(host.lab), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
+    words = "-y", *arguments(host, data={"kernel": NEXT})
+    with lock_held(host) as holder, under_way(host, *words) as run:
         told = read_to(run, "apt is busy: process ")
         holder.terminate()
         status, rest = read_all(run)
