@@ -58,11 +58,11 @@ class Client(threading.Thread):
             try:
                 got = self.gateway.stream(chat(max_tokens=20))
             except OSError as error:
-                self.wrong.append(error)
+                self.wrong.append((time.strftime("%T"), error))
                 continue
             self.answers, self.longest_s = self.answers + 1, max(self.longest_s, got.seconds)
             if got.status != 200 or got.events[-1][1] != "data: [DONE]":
-                self.wrong.append(got)
+                self.wrong.append((time.strftime("%T"), got))
             self.over.wait(0.1)
 
 
@@ -126,6 +126,17 @@ def group(served_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield served_pair
     done = pyinfra(lab, "-y", INVENTORY, SERVE)
     assert done.status == 0, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def left_in_service(group: Pair) -> Iterator[None]:
+    """What one test leaves is no other's trouble; a failed one shows what the gateways and guards said."""
+    yield
+    for host in group:
+        said = hosts.execute(host, "journalctl -t haproxy -t qwen-guard -o short-precise --no-pager -n 60").stdout
+        print(f"{host.name}:\n{said}")
+        if hosts.execute(host, f"test -e {DRAIN_FILE}").ok:
+            hosts.execute(host, f"{DRAIN} off", deadline_s=120, check=True)
 
 
 def served_by(host: HostFolder, since_unix_s: float) -> int:
