@@ -2,8 +2,9 @@
 
 The hosts are sandbox hosts of this machine: systemd and sshd of their own, simulated cards, nothing deployed, and apt's caches made
 once, as apt's own timers do on any host that is older than a day. They share its cores with the program that is measured, so that
-the probe's own work counts as if this machine did it: its CPU on one host is printed. The row "answers ready" leaves that out: each
-host then only prints what its probe printed before. Ansible's tasks read the same places as the probe.
+the probe's own work counts as if this machine did it: its CPU on one host is printed. The row "cores of their own" is the fleet
+whose hosts are machines: each waits as long as its probe took when it ran alone, and prints what that printed. Ansible's tasks read
+the same places as the probe.
 ansible-core is installed into an environment of its own, beside the sandbox's downloads.
 """
 
@@ -38,6 +39,7 @@ AT_ONCE = 16
 """The hosts share this machine's cores: with more at once, probes would run into their own deadline."""
 INVENTORY = "inventories/sandbox.py"
 SAVED = "/root/probe.txt"
+PRINT_SAVED = f"ms=$(sed -n 's/^@done ms=//p' {SAVED}); sleep $((ms / 1000)).$(printf %03d $((ms % 1000))); cat {SAVED}"
 ANSIBLE = "ansible-core==2.19.*"
 
 # What the probe reads, as an operator would ask for it with Ansible.
@@ -110,18 +112,18 @@ def round_of(lab: Lab, up: Sequence[HostFolder], ansible: list[str], audits: dic
     """Measure one number of hosts; the names of missed goals."""
     env = {"LAOKA_SANDBOX_LAB": lab.name, "LAOKA_SANDBOX_DIR": str(lab.state), "PYINFRA_PROGRESS": "off", "LANG": "C.UTF-8"}
     tools, count = Path(sys.executable).parent, len(up)
-    for host in up:  # its key is known, apt has its caches, and its answer is kept for the row "answers ready"
+    for host in up:  # its key is known, apt has its caches, and its answer is kept for the row "cores of their own"
         hosts.execute(host, f"apt-cache gencaches -q && sh -s > {SAVED}", stdin=probe.script(), check=True)
     probe_s = probe_cpu_s(up[0])
     plain = measured([str(tools / "pyinfra"), INVENTORY, "exec", "--", "true"], env)
     told = measured([str(tools / "laoka"), "audit", INVENTORY, "--json", "--parallel", str(AT_ONCE)], env, (0, 1))
-    ready = measured([sys.executable, "-m", "benchmarks.audit", "--answers-ready"], env)
+    own = measured([sys.executable, "-m", "benchmarks.audit", "--own-cores"], env)
     rival = measured([*ansible, str(lab.folder / "facts.yml")], {**env, **ansible_env(lab, up)})
     audits[count] = told
     for what, cost, ratio in (
         ("pyinfra exec -- true", plain, ""),
         ("laoka audit", told, f"{told.wall_s / plain.wall_s:.2f} of pyinfra exec"),
-        ("laoka audit, answers ready", ready, f"{ready.wall_s / plain.wall_s:.2f} of pyinfra exec"),
+        ("laoka audit, cores of their own", own, f"{own.wall_s / plain.wall_s:.2f} of pyinfra exec"),
         (f"Ansible, setup + {len(COMMANDS) + 2} tasks", rival, f"{rival.wall_s / told.wall_s:.1f} times laoka audit"),
     ):
         print(f"{count:<7}{what:<34}{cost.wall_s:<9.1f}{cost.cpu_s:<8.1f}{cost.rss_mb:<7.0f}{ratio}", flush=True)
@@ -186,11 +188,11 @@ def captures_of(host: HostFolder) -> list[str]:
     return ["captures"] if cost.wall_s > CAPTURES_LIMIT_S else []
 
 
-def answers_ready() -> int:
-    """The audit of the inventory's hosts where each only prints what its probe printed before."""
+def own_cores() -> int:
+    """The audit of the inventory's hosts where each only waits and prints as its probe did before."""
 
     def read(target: SshTarget) -> HostReport:
-        done = run([*ssh_argv(target)[:-1], f"cat {SAVED}"], deadline_s=60)
+        done = run([*ssh_argv(target)[:-1], PRINT_SAVED], deadline_s=60)
         if not done.ok:
             raise CouldNotCollect(f"{target.name}: {done.last_line()}")
         return HostReport.from_probe(done.stdout)
@@ -205,4 +207,4 @@ def answers_ready() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(answers_ready() if sys.argv[1:] == ["--answers-ready"] else main())
+    sys.exit(own_cores() if sys.argv[1:] == ["--own-cores"] else main())

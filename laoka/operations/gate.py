@@ -8,7 +8,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from laoka import checks
-from laoka.catalog.messages import Language
+from laoka.catalog.messages import Language, language
 from laoka.checks.finding import Finding
 from laoka.facts.report import Report
 from laoka.operations.refusal import refusal
@@ -33,6 +33,6 @@ def firmware_gate(expected_gpus: int, lang: str) -> Generator[str, None, None]:
     """
     findings = checks.gate(host.get_fact(Report), expected_gpus)
     if findings:
-        yield refusal(refusal_lines(host.name, findings, "zh" if lang == "zh" else "en"))
+        yield refusal(refusal_lines(host.name, findings, language(lang)))
     else:
         host.noop("the firmware and the cards are as they must be")

@@ -8,7 +8,7 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from laoka.catalog.messages import Language
+from laoka.catalog.messages import language
 from laoka.operations.cuda import clear_toolkits, nvcc_says
 from laoka.operations.steps import apt_hold, apt_install, reread_units
 from laoka.stack.cuda_toolkits import dashed
@@ -46,7 +46,7 @@ def wanted_toolkit() -> str | None:
 def cuda() -> None:
     """Install exactly one toolkit package (never `cuda`, which brings a driver), say where it lies, and clear what is beside it."""
     settings, base = CudaSettings.of(host), BaseSettings.of(host)
-    lang: Language = "zh" if base.lang == "zh" else "en"
+    lang = language(base.lang)
     wanted = wanted_toolkit()
     wait_s = base.apt_lock_wait_s
     clear_toolkits(name="No other CUDA toolkit", wanted=wanted, remove=settings.cuda_remove, lock_wait_s=wait_s, lang=lang)

@@ -8,7 +8,7 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from laoka.catalog.messages import Language
+from laoka.catalog.messages import language
 from laoka.operations.driver import Wish, driver_change, driver_gate, driver_stage, prove_pins
 from laoka.operations.steps import STAMPS, refuse, until_stamped
 from laoka.stack.driver_target import DriverTarget, driver_pins, kernel_pins, preferences, upgrade_blacklist
@@ -38,7 +38,7 @@ def pins_text(target: DriverTarget) -> str:
 def wish_of(target: DriverTarget) -> Wish:
     """How the driver of this host is to be changed, by its inventory."""
     own, base = DriverSettings.of(host), BaseSettings.of(host)
-    lang: Language = "zh" if base.lang == "zh" else "en"
+    lang = language(base.lang)
     return Wish(
         target=target, expected_gpus=len(base.expected_gpus), preferences=pins_text(target), reboot=own.reboot,
         reboot_deadline_s=own.reboot_deadline_s, drain_deadline_s=own.drain_deadline_s, lock_wait_s=base.apt_lock_wait_s,

@@ -10,7 +10,7 @@ from pyinfra.api.deploy import deploy
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from laoka.catalog.messages import Language
+from laoka.catalog.messages import language
 from laoka.operations.steps import refuse, run_unit
 from laoka.stack.power_budget import budget_of, told
 from laoka.stack.request import card_of
@@ -82,7 +82,7 @@ def budget_line() -> tuple[bool, str]:
     """(whether the supply is known to be too weak for this host, the line that tells the sum)."""
     own, base = PowerSettings.of(host), BaseSettings.of(host)
     cards = [card_of(gpu.device_id) for gpu in base.expected_gpus]
-    lang: Language = "zh" if base.lang == "zh" else "en"
+    lang = language(base.lang)
     return told(budget_of(cards, own.power_limit_w, own.host_power_w, own.psu_rating_w), lang)
 
 
