@@ -437,6 +437,10 @@ def _cuda() -> tuple[Package, ...]:
     )
 
 
+# update-initramfs makes nothing for a kernel that can't say how its initramfs may be packed.
+_KERNEL_CONFIG = f"# {NOTICE}CONFIG_BLK_DEV_INITRD=y\nCONFIG_RD_GZIP=y\nCONFIG_RD_ZSTD=y\n"
+
+
 def _kernels() -> tuple[Package, ...]:
     packages = []
     for release, meta in KERNELS.items():
@@ -448,7 +452,7 @@ def _kernels() -> tuple[Package, ...]:
                 f"linux-modules-{full}",
                 version,
                 f"modules of kernel {full}",
-                files={f"/lib/modules/{full}/kernel/stand-in": notice},
+                files={f"/lib/modules/{full}/kernel/stand-in": notice, f"/boot/config-{full}": PackedFile(_KERNEL_CONFIG.encode())},
             ),
             Package(
                 f"linux-image-{full}",

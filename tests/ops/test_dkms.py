@@ -117,5 +117,7 @@ def test_the_next_run_ends_the_change_and_the_pins_hold_over_debians_archive(
     assert "the pins hold: " in done.stderr
     assert loaded(host) == version
     held = set(say(host, "apt-mark showhold").split())
+    # The real kernel's own initial RAM disk.
+    assert "etc/modprobe.d/laoka-nouveau.conf" in say(host, f"lsinitramfs /boot/initrd.img-{kernel}").splitlines()
     assert {"nvidia-kernel-dkms", "nvidia-smi", "libcuda1", f"linux-image-{kernel}", f"linux-headers-{kernel}"} <= held
     assert deploy(host, kernel, "-y").changed(host.name) == []

@@ -9,22 +9,10 @@ import pytest
 
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import HostFolder
-from tests.ops.drivers import OLD, Pair, driver_packages, say
+from tests.ops.drivers import OLD, Pair, driver_packages, install_from_debian, say
 
 pytestmark = pytest.mark.long
 DATA: dict[str, object] = {"driver": OLD}
-
-# The driver's deploy leaves the stand-ins as apt's only source; these come from what the host had before, with lists of its own.
-FROM_DEBIAN = (
-    "mkdir -p /srv/lists/partial; for words in update 'install --no-install-recommends {names}'; do "
-    "DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dir::State::Lists=/srv/lists -o Dir::Etc::SourceList=/etc/apt/sources.list "
-    "-o Dir::Etc::SourceParts=/dev/null $words 2>&1 || exit 1; done"
-)
-
-
-def install(host: HostFolder, *names: str) -> None:
-    done = hosts.execute(host, FROM_DEBIAN.format(names=" ".join(names)), deadline_s=300)
-    assert done.status == 0, done.stdout[-2000:]
 
 
 ALL_ALLOWED = """\
@@ -45,7 +33,7 @@ def tried(host: HostFolder, environment: str = "") -> tuple[set[str], str]:
 
 def test_unattended_upgrades_leaves_the_driver_alone_by_its_own_blacklist_too(old_pair: Pair) -> None:
     host = old_pair[1]
-    install(host, "unattended-upgrades")
+    install_from_debian(host, "unattended-upgrades")
     hosts.execute(host, "cat > /srv/all-allowed", stdin=ALL_ALLOWED, check=True)
     before, held = driver_packages(host), say(host, "apt-mark showhold").split()
     blacklist = "/etc/apt/apt.conf.d/52laoka-blacklist"

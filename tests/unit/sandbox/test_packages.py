@@ -160,7 +160,7 @@ def test_both_versions_of_the_server_branch_and_their_open_twins_are_there(apt: 
 def test_packages_touch_no_place_that_could_break_a_host(repository: Path) -> None:
     allowed = re.compile(
         r"\./(usr/share/doc/|usr/lib/\S*/libnvidia-ml\.so|usr/bin/nvidia-(smi|persistenced)$|usr/local/cuda-1[23]\.\d/bin/nvcc$|usr/bin/nvcc$|"
-        r"lib/systemd/system/nvidia-persistenced\.service$|boot/vmlinuz-\S+-generic$|lib/modules/\S+-generic/(kernel/stand-in|build)$|"
+        r"lib/systemd/system/nvidia-persistenced\.service$|boot/(vmlinuz|config)-\S+-generic$|lib/modules/\S+-generic/(kernel/stand-in|build)$|"
         r"lib/modules/\S+-generic/kernel/nvidia-580srv(-open)?/nvidia\.ko$|usr/src/nvidia-[\d.]+/nvidia\.ko$|usr/sbin/dkms$|"
         r"usr/src/linux-headers-\S+-generic/Makefile$|etc/apt/preferences\.d/nvidia-driver-pinning-580$)"
     )
