@@ -228,12 +228,13 @@ def note_config(paths: list[str], stamp: str) -> str:
 
 
 @operation()
-def reread_units(units: list[str]) -> Commands:
+def reread_units(units: list[str], changes: bool = False) -> Commands:
     """Have systemd read its units anew where it knows one of these otherwise than its files are, whichever run wrote them.
 
     + units: names and globs
+    + changes: whether this run writes or removes one of their files: systemd does not always see by itself that a folder is new
     """
-    if host.get_fact(UnitsOutdated, units=units):
+    if changes or host.get_fact(UnitsOutdated, units=units):
         yield "systemctl daemon-reload"
     else:
         host.noop("systemd knows them as they are")

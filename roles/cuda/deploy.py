@@ -6,7 +6,7 @@ from io import StringIO
 
 from pyinfra.api.deploy import deploy
 from pyinfra.context import host
-from pyinfra.operations import files, systemd
+from pyinfra.operations import files
 
 from laoka.catalog.messages import language
 from laoka.operations.cuda import clear_toolkits, nvcc_says
@@ -49,14 +49,12 @@ def cuda() -> None:
     lang = language(base.lang)
     wanted = wanted_toolkit()
     wait_s = base.apt_lock_wait_s
-    # A run that was killed after a drop-in and before the reload; what this run writes is told to systemd where it is written.
-    reread_units(name="systemd knows what an earlier run wrote", units=[*ENGINES])
     clear_toolkits(name="No other CUDA toolkit", wanted=wanted, remove=settings.cuda_remove, lock_wait_s=wait_s, lang=lang)
     if wanted is None:
         host.noop("no CUDA toolkit: the engine needs none, and none is asked for (cuda_toolkit in the inventory)")
         files.file(name=f"No CUDA_HOME in {SHELLS}", path=SHELLS, present=False)
         gone = [files.file(name=f"No CUDA_HOME in {path}", path=path, present=False) for path in UNITS]
-        systemd.daemon_reload(name="systemd knows of it", _if=lambda: any(item.did_change() for item in gone))
+        reread_units(name="systemd knows of it", units=[*ENGINES], changes=any(item.will_change for item in gone))
         return
     package = f"cuda-toolkit-{wanted}"
     home = f"/usr/local/cuda-{wanted.replace('-', '.')}"
@@ -77,7 +75,7 @@ def cuda() -> None:
         )
         for path in UNITS
     ]
-    systemd.daemon_reload(name="systemd knows of it", _if=lambda: any(item.did_change() for item in told))
+    reread_units(name="systemd knows of it", units=[*ENGINES], changes=any(item.will_change for item in told))
     nvcc_says(
         name=f"nvcc is of CUDA {wanted.replace('-', '.')}", path=f"{home}/bin/nvcc", release=wanted.replace("-", "."), lang=lang
     )
