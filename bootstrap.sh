@@ -82,11 +82,11 @@ fi
 # Two halves side by side, each with hosts of its own: those that serve a model, and all others. SIGTERM ends them as Ctrl-C does, and
 # their hosts with them; what runs in the background would not hear Ctrl-C itself.
 serving=$(mktemp)
-.venv/bin/python -m pytest -v tests/sandbox tests/served > "$serving" 2>&1 &
+.venv/bin/python -m pytest -v --durations=25 tests/sandbox tests/served > "$serving" 2>&1 &
 half=$!
 trap 'kill -TERM $half 2>/dev/null; wait $half; rm -f "$serving"; exit 130' INT TERM
 failed=0
-.venv/bin/python -m pytest -v --ignore tests/unit --ignore tests/sandbox --ignore tests/served || failed=$?
+.venv/bin/python -m pytest -v --durations=25 --ignore tests/unit --ignore tests/sandbox --ignore tests/served || failed=$?
 echo "laoka: waiting for the tests on hosts that serve" >&2
 wait $half || failed=$?
 cat "$serving"
