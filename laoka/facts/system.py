@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from pyinfra.api.facts import FactBase
 
@@ -168,14 +169,35 @@ class UnitFiles(FactBase[list[str]]):
 
 
 class UnitsOutdated(FactBase[bool]):
-    """Whether systemd knows one of these units (names and globs) otherwise than its files and drop-ins are by now."""
+    """Whether systemd knows one of these units (names and globs) otherwise than its files and drop-ins are by now.
+
+    Its own answer, NeedDaemonReload, overlooks a drop-in whose folder is newer than its list of folders.
+    """
 
     def command(self, units: Sequence[str]) -> str:
         names = " ".join(shlex.quote(unit) for unit in units)
-        return f"systemctl show -p NeedDaemonReload {names} | grep -q '=yes' && echo outdated || echo current"
+        show = f"systemctl show -p Id -p LoadState -p NeedDaemonReload -p DropInPaths {names}"
+        return f"{show}; echo drop-ins:; find /etc/systemd/system -mindepth 2 -maxdepth 2 -path '*.d/*.conf' -xtype f"
 
     def process(self, output: list[str]) -> bool:
-        return "outdated" in output
+        return units_outdated("\n".join(output))
+
+
+def units_outdated(text: str) -> bool:
+    """What UnitsOutdated says, by blocks of `systemctl show` and, last, the drop-ins that are there."""
+    shown, _, files = text.partition("drop-ins:\n")
+    there = [PurePosixPath(line) for line in files.splitlines()]
+    for block in shown.split("\n\n"):
+        unit = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if unit.get("NeedDaemonReload") == "yes":
+            return True
+        name, at, rest = unit.get("Id", "").partition("@")
+        # A drop-in of one instance takes the place of its template's of the same name.
+        folders = {f"{unit.get('Id', '')}.d", f"{name}@.{rest.rpartition('.')[2]}.d" if at else ""}
+        known = {PurePosixPath(path).name for path in unit.get("DropInPaths", "").split()}
+        if unit.get("LoadState") == "loaded" and any(path.parent.name in folders and path.name not in known for path in there):
+            return True
+    return False
 
 
 class PathsOf(FactBase[list[str]]):

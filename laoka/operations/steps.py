@@ -232,7 +232,7 @@ def reread_units(units: list[str], changes: bool = False) -> Commands:
     """Have systemd read its units anew where it knows one of these otherwise than its files are, whichever run wrote them.
 
     + units: names and globs
-    + changes: whether this run writes or removes one of their files: systemd does not always see by itself that a folder is new
+    + changes: whether this run writes or removes one of their files, which a fact that is read before the run can't see
     """
     if changes or host.get_fact(UnitsOutdated, units=units):
         yield "systemctl daemon-reload"
