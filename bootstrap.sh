@@ -1,7 +1,7 @@
 #!/bin/sh
-# Sets up all that laoka needs on a fresh Debian or Ubuntu machine, then runs the main job on the sandbox, or every test.
+# Sets up all that laoka needs on a fresh Debian or Ubuntu machine, then runs the main job on the sandbox, or the tests.
 #   sudo sh bootstrap.sh demo   bare sandbox host to an answering model, with a simulated V100
-#   sudo sh bootstrap.sh test   every test, the sandbox ones included
+#   sudo sh bootstrap.sh test   the tests, the sandbox ones included
 # Safe to run again; the second time only runs. Removes nothing that it did not make.
 set -eu
 cd "$(dirname "$0")"

@@ -109,7 +109,16 @@ def test_a_vanished_card_is_an_incident_and_an_alert_within_seconds(
     until(lambda: len(titles(host.lab)) > known + 1, 90, "the recovery is told too")
 
 
-@pytest.mark.parametrize("fault", ["hot", "ecc-pending", "driver-mismatch", "nvml-hung", "off-bus"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("hot", marks=pytest.mark.long),
+        "ecc-pending",
+        "driver-mismatch",
+        pytest.param("nvml-hung", marks=pytest.mark.long),
+        "off-bus",
+    ],
+)
 def test_other_faults_of_the_card_are_told(
     pair: tuple[HostFolder, HostFolder], runs: tuple[Deployed, Deployed], fault: str
 ) -> None:

@@ -133,6 +133,7 @@ def test_engine_frozen_while_idle_health_says_200_and_only_a_completion_finds_it
     comes_back(host, failed, before, restarts)
 
 
+@pytest.mark.long
 def test_engine_frozen_in_mid_request_is_told_from_a_busy_one(ready: HostFolder) -> None:
     host = ready
     before, restarts = engine_processes(host), restarts_of(host)
@@ -145,6 +146,7 @@ def test_engine_frozen_in_mid_request_is_told_from_a_busy_one(ready: HostFolder)
     comes_back(host, failed, before, restarts)
 
 
+@pytest.mark.long
 def test_worker_frozen_the_client_gets_an_error_and_the_engine_gives_up_by_itself(ready: HostFolder) -> None:
     host = ready
     before, restarts = engine_processes(host), restarts_of(host)
@@ -235,6 +237,7 @@ def test_a_model_that_is_not_there_is_named_and_waited_for(alone: HostFolder) ->
     assert found.kind == "model_missing" and "/srv/none" in found.detail
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_is_named_at_once_and_waited_for(alone: HostFolder) -> None:
     host = alone
     hosts.execute(host, "systemd-run --collect --unit squatter python3 -m http.server --bind 127.0.0.1 8000", check=True)

@@ -225,6 +225,7 @@ def certificate(folder: Path, pair: Pair) -> tuple[Path, Path]:
     return folder / "ca.pem", folder / "tls.pem"
 
 
+@pytest.mark.long
 def test_with_tls_the_gateways_serve_each_other_and_trust_no_other_certificate(group: Pair, tmp_path: Path) -> None:
     first, second = group
     ca, pem = certificate(tmp_path / "tls", group)

@@ -201,6 +201,7 @@ for number in range(6000):
     assert SECOND in json.dumps(found["incidents"]["open"])
 
 
+@pytest.mark.long
 def test_a_loop_of_reboots_ends_after_the_first(watched: vm.Vm, endpoint: Endpoint) -> None:
     """A fault that no reboot cures (there is no driver): the count survives the boot, and a person is called instead."""
     configure(watched, nvml='"required"', nvml_deadline_s="60.0", act_after_s="2.0")
