@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -180,24 +180,23 @@ class UnitsOutdated(FactBase[bool]):
         return f"{show}; echo drop-ins:; find /etc/systemd/system -mindepth 2 -maxdepth 2 -path '*.d/*.conf' -xtype f"
 
     def process(self, output: list[str]) -> bool:
-        return units_outdated("\n".join(output))
+        shown, _, files = "\n".join(output).partition("drop-ins:\n")
+        there = [PurePosixPath(line) for line in files.splitlines()]
+        units = (dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in shown.split("\n\n"))
+        return any(_is_outdated(unit, there) for unit in units)
 
 
-def units_outdated(text: str) -> bool:
-    """What UnitsOutdated says, by blocks of `systemctl show` and, last, the drop-ins that are there."""
-    shown, _, files = text.partition("drop-ins:\n")
-    there = [PurePosixPath(line) for line in files.splitlines()]
-    for block in shown.split("\n\n"):
-        unit = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        if unit.get("NeedDaemonReload") == "yes":
-            return True
-        name, at, rest = unit.get("Id", "").partition("@")
-        # A drop-in of one instance takes the place of its template's of the same name.
-        folders = {f"{unit.get('Id', '')}.d", f"{name}@.{rest.rpartition('.')[2]}.d" if at else ""}
-        known = {PurePosixPath(path).name for path in unit.get("DropInPaths", "").split()}
-        if unit.get("LoadState") == "loaded" and any(path.parent.name in folders and path.name not in known for path in there):
-            return True
-    return False
+def _is_outdated(unit: Mapping[str, str], drop_ins: Sequence[PurePosixPath]) -> bool:
+    """Whether systemd has read less of a unit, by its properties, than there is; `drop_ins`: those of all units."""
+    if unit.get("NeedDaemonReload") == "yes":
+        return True
+    if unit.get("LoadState") != "loaded":
+        return False
+    name, at, rest = unit["Id"].partition("@")
+    folders = {f"{unit['Id']}.d", f"{name}@.{rest.rpartition('.')[2]}.d"} if at else {f"{name}.d"}
+    # By names alone: a drop-in of one instance takes the place of its template's of the same name.
+    known = {PurePosixPath(path).name for path in unit.get("DropInPaths", "").split()}
+    return any(path.parent.name in folders and path.name not in known for path in drop_ins)
 
 
 class PathsOf(FactBase[list[str]]):

@@ -40,6 +40,7 @@ def whole_probe(guest: vm.Vm) -> str | None:
 
 
 def look(guest: vm.Vm) -> HostReport:
+    """The report of one probe of which every section came in time."""
     report = HostReport.from_probe(until(lambda: whole_probe(guest), 120, "a probe without a late section"))
     assert report.probe.is_root and not report.probe.simulated
     return report

@@ -33,7 +33,7 @@ def test_waiting_for_a_test_that_exits_says_why_at_the_end() -> None:
 
 
 def shown(unit: str, *, load: str = "loaded", stale: str = "no", drop_ins: str = "") -> str:
-    """What `systemctl show` prints of a unit, its properties in systemd's own order."""
+    """What `systemctl show` prints of a unit."""
     return f"Id={unit}\nLoadState={load}\nDropInPaths={drop_ins}\nNeedDaemonReload={stale}\n"
 
 
