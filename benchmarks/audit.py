@@ -1,5 +1,7 @@
 """What `laoka audit` costs on 1, 10, 50 hosts and 500 captures, beside pyinfra and Ansible: `python -m benchmarks.audit` as root.
 
+`python -m benchmarks.audit INVENTORY.py` measures on hosts of one's own instead, which work while this machine waits for them.
+
 The hosts are sandbox hosts of this machine: systemd and sshd of their own, simulated cards, nothing deployed, and apt's caches made
 once, as apt's own timers do on any host that is older than a day. They share its cores with the program that is measured, so that
 the probe's own work counts as if this machine did it: its CPU on one host is printed. The row "cores of their own" is the fleet
@@ -60,6 +62,10 @@ COMMANDS = {
 }
 
 
+RIVAL = f"Ansible, setup + {len(COMMANDS) + 2} tasks"
+PLAIN_ENV = {"PYINFRA_PROGRESS": "off", "LANG": "C.UTF-8"}
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a command took: wall seconds, CPU seconds of it and its children on this machine's side, its largest process in MB."""
@@ -85,15 +91,16 @@ def measured(argv: Sequence[str], env: Mapping[str, str], allowed: tuple[int, ..
 
 def main() -> int:
     """Measure everything once and print it with its ratios. Exit status 1 when a goal is missed."""
+    if sys.argv[1:] and sys.argv[1].endswith(".py"):
+        return own_hosts(sys.argv[1])
     counts = tuple(int(word) for word in sys.argv[1:]) or COUNTS
     lab = open_lab("audben")
+    os.environ.update(sandbox_env(lab))
     hosts.down(lab)
     missed = []
     try:
-        ansible = [ansible_tool(lab)]
-        write_facts_playbook(lab)
-        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before", flush=True)
-        print(f"{'hosts':<7}{'what':<34}{'wall s':<9}{'CPU s':<8}{'MB':<7}ratio", flush=True)
+        ansible = ansible_tool(lab.cache)
+        head()
         audits: dict[int, Cost] = {}
         for count in counts:
             up = hosts.up(lab, count, lambda line: print(f"# {line}", file=sys.stderr))
@@ -108,51 +115,111 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def round_of(lab: Lab, up: Sequence[HostFolder], ansible: list[str], audits: dict[int, Cost]) -> list[str]:
-    """Measure one number of hosts; the names of missed goals."""
-    env = {"LAOKA_SANDBOX_LAB": lab.name, "LAOKA_SANDBOX_DIR": str(lab.state), "PYINFRA_PROGRESS": "off", "LANG": "C.UTF-8"}
-    tools, count = Path(sys.executable).parent, len(up)
+def head() -> None:
+    """The table's head, and what else this machine was busy with."""
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before", flush=True)
+    print(f"{'hosts':<7}{'what':<34}{'wall s':<9}{'CPU s':<8}{'MB':<7}ratio", flush=True)
+
+
+def row(count: int, what: str, cost: Cost, ratio: str = "") -> None:
+    """One line of the table."""
+    print(f"{count:<7}{what:<34}{cost.wall_s:<9.1f}{cost.cpu_s:<8.1f}{cost.rss_mb:<7.0f}{ratio}", flush=True)
+
+
+def own_hosts(inventory: str) -> int:
+    """Measure once on the hosts of an inventory, each asked for the first time before. Exit status 1 when a goal is missed."""
+    env, count = PLAIN_ENV, len(load_inventory(inventory))
+    with tempfile.TemporaryDirectory() as folder:
+        ansible = shutil.which("ansible-playbook") or ansible_tool(Path(folder))
+        head()
+        exec_and_audit(inventory, env, ())
+        plain, told = exec_and_audit(inventory, env, ())
+        row(count, "pyinfra exec -- true", plain)
+        row(count, "laoka audit", told, of_exec(told, plain))
+        rival = ansible_facts(ansible, Path(folder), inventory, env)
+    row(count, RIVAL, rival, of_audit(rival, told))
+    missed = goals(plain, told, rival, count)
+    print(f"missed: {', '.join(missed) or 'none'}; load {os.getloadavg()[0]:.1f} after")
+    return 1 if missed else 0
+
+
+def round_of(lab: Lab, up: Sequence[HostFolder], ansible: str, audits: dict[int, Cost]) -> list[str]:
+    """Measure one number of sandbox hosts; the names of missed goals."""
+    env, count = sandbox_env(lab), len(up)
     for host in up:  # its key is known, apt has its caches, and its answer is kept for the row "cores of their own"
         hosts.execute(host, f"apt-cache gencaches -q && sh -s > {SAVED}", stdin=probe.script(), check=True)
     probe_s = probe_cpu_s(up[0])
-    plain = measured([str(tools / "pyinfra"), INVENTORY, "exec", "--", "true"], env)
-    told = measured([str(tools / "laoka"), "audit", INVENTORY, "--json", "--parallel", str(AT_ONCE)], env, (0, 1))
+    plain, told = exec_and_audit(INVENTORY, env, ("--parallel", str(AT_ONCE)))
     own = measured([sys.executable, "-m", "benchmarks.audit", "--own-cores"], env)
-    rival = measured([*ansible, str(lab.folder / "facts.yml")], {**env, **ansible_env(lab, up)})
+    rival = ansible_facts(ansible, lab.folder, INVENTORY, env)
     audits[count] = told
-    for what, cost, ratio in (
-        ("pyinfra exec -- true", plain, ""),
-        ("laoka audit", told, f"{told.wall_s / plain.wall_s:.2f} of pyinfra exec"),
-        ("laoka audit, cores of their own", own, f"{own.wall_s / plain.wall_s:.2f} of pyinfra exec"),
-        (f"Ansible, setup + {len(COMMANDS) + 2} tasks", rival, f"{rival.wall_s / told.wall_s:.1f} times laoka audit"),
-    ):
-        print(f"{count:<7}{what:<34}{cost.wall_s:<9.1f}{cost.cpu_s:<8.1f}{cost.rss_mb:<7.0f}{ratio}", flush=True)
+    row(count, "pyinfra exec -- true", plain)
+    row(count, "laoka audit", told, of_exec(told, plain))
+    row(count, "laoka audit, cores of their own", own, of_exec(own, plain))
+    row(count, RIVAL, rival, of_audit(rival, told))
     had = told.wall_s * (os.cpu_count() or 1)
     print(
         f"# of the {had:.1f} CPU s that {os.cpu_count()} cores have in {told.wall_s:.1f} s, {count} probes take "
         f"{count * probe_s:.1f} ({probe_s:.2f} each, on the hosts), laoka and its ssh {told.cpu_s:.1f}", flush=True,
     )  # fmt: skip
-    if count < max(COUNTS):
-        return []
+    return goals(plain, told, rival, count) if count >= max(COUNTS) else []
+
+
+def exec_and_audit(inventory: str, env: Mapping[str, str], options: Sequence[str]) -> tuple[Cost, Cost]:
+    """What `pyinfra INVENTORY exec -- true` costs, and an audit of the same hosts."""
+    tools = Path(sys.executable).parent
+    plain = measured([str(tools / "pyinfra"), inventory, "exec", "--", "true"], env)
+    return plain, measured([str(tools / "laoka"), "audit", inventory, "--json", *options], env, (0, 1))
+
+
+def of_exec(told: Cost, plain: Cost) -> str:
+    """The ratio to pyinfra's exec, in words."""
+    return f"{told.wall_s / plain.wall_s:.2f} of pyinfra exec"
+
+
+def of_audit(rival: Cost, told: Cost) -> str:
+    """The rival's ratio to the audit, in words."""
+    return f"{rival.wall_s / told.wall_s:.1f} times laoka audit"
+
+
+def goals(plain: Cost, told: Cost, rival: Cost, count: int) -> list[str]:
+    """The names of the goals that were missed."""
     missed = [f"{EXEC_RATIO:g} times exec at {count}"] if told.wall_s > EXEC_RATIO * plain.wall_s else []
     return missed + ([f"a {ANSIBLE_RATIO:g}th of Ansible at {count}"] if rival.wall_s < ANSIBLE_RATIO * told.wall_s else [])
 
 
-def ansible_env(lab: Lab, up: Sequence[HostFolder]) -> dict[str, str]:
-    """What makes Ansible as quick as it can be on these hosts, and the inventory of them."""
-    inventory = lab.folder / "ansible.ini"
-    common = f"ansible_user=root ansible_ssh_private_key_file={lab.key} ansible_python_interpreter=/usr/bin/python3"
-    inventory.write_text("".join(f"{host.name} ansible_host={host.address} {common}\n" for host in up))
-    ssh = f"-o UserKnownHostsFile={lab.known_hosts} -o ControlMaster=auto -o ControlPersist=60s"
+def sandbox_env(lab: Lab) -> dict[str, str]:
+    """The environment in which inventories/sandbox.py names a lab's hosts."""
+    return {**PLAIN_ENV, "LAOKA_SANDBOX_LAB": lab.name, "LAOKA_SANDBOX_DIR": str(lab.state)}
+
+
+def ansible_facts(tool: str, folder: Path, inventory: str, env: Mapping[str, str]) -> Cost:
+    """What the same facts cost with Ansible."""
+    return measured([tool, str(facts_playbook(folder))], {**env, **ansible_env(folder, inventory)})
+
+
+def ansible_env(folder: Path, inventory: str) -> dict[str, str]:
+    """What makes Ansible as quick as it can be on an inventory's hosts, which are written for it into the folder."""
+    path, lines = folder / "ansible.ini", []
+    for entry in load_inventory(inventory):
+        target = ssh_target(entry.name, entry.data)
+        assert target is not None, "Ansible reaches hosts over ssh"
+        known = f'ansible_ssh_common_args="-o UserKnownHostsFile={target.known_hosts_file}"' if target.known_hosts_file else ""
+        lines.append(
+            f"{entry.name} ansible_host={target.host} ansible_port={target.port} ansible_user={target.user or 'root'} "
+            f"ansible_ssh_private_key_file={target.key_file} ansible_python_interpreter=/usr/bin/python3 {known}\n"
+        )
+    path.write_text("".join(lines))
     return {
-        "ANSIBLE_INVENTORY": str(inventory), "ANSIBLE_PIPELINING": "1", "ANSIBLE_FORKS": str(len(up)), "ANSIBLE_SSH_ARGS": ssh,
+        "ANSIBLE_INVENTORY": str(path), "ANSIBLE_PIPELINING": "1", "ANSIBLE_FORKS": str(len(lines)),
+        "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=60s",
         "ANSIBLE_STDOUT_CALLBACK": "minimal", "ANSIBLE_LOCALHOST_WARNING": "0", "LC_ALL": "C.UTF-8",
     }  # fmt: skip
 
 
-def ansible_tool(lab: Lab) -> str:
+def ansible_tool(cache: Path) -> str:
     """The command `ansible-playbook` of an environment of its own."""
-    folder = lab.cache / "ansible"
+    folder = cache / "ansible"
     tool = folder / "bin" / "ansible-playbook"
     if not tool.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -161,15 +228,16 @@ def ansible_tool(lab: Lab) -> str:
     return str(tool)
 
 
-def write_facts_playbook(lab: Lab) -> None:
-    """The playbook that reads what the probe reads, beside the lab."""
-    lab.folder.mkdir(parents=True, exist_ok=True)
+def facts_playbook(folder: Path) -> Path:
+    """The playbook that reads what the probe reads, written into the folder."""
+    path = folder / "facts.yml"
     tasks = ["ansible.builtin.package_facts:", "ansible.builtin.service_facts:"]
     for command in COMMANDS.values():
         quoted = command.replace("'", "''")
         tasks.append(f"ansible.builtin.command: {{cmd: '{quoted}'}}\n      changed_when: false\n      failed_when: false")
     listed = "".join(f"    - {task}\n" for task in tasks)
-    (lab.folder / "facts.yml").write_text(f"- hosts: all\n  gather_facts: true\n  tasks:\n{listed}")
+    path.write_text(f"- hosts: all\n  gather_facts: true\n  tasks:\n{listed}")
+    return path
 
 
 def captures_of(host: HostFolder) -> list[str]:
@@ -184,7 +252,7 @@ def captures_of(host: HostFolder) -> list[str]:
         argv = [str(Path(sys.executable).parent / "laoka"), "audit", str(inventory), "--captures", folder, "--json"]
         cost = measured(argv, {"LANG": "C.UTF-8"}, (0, 1))
     ratio = f"{cost.wall_s / CAPTURES_LIMIT_S:.2f} of the limit of {CAPTURES_LIMIT_S:g} s"
-    print(f"{CAPTURES:<7}{'laoka audit, captures':<34}{cost.wall_s:<9.1f}{cost.cpu_s:<8.1f}{cost.rss_mb:<7.0f}{ratio}")
+    row(CAPTURES, "laoka audit, captures", cost, ratio)
     return ["captures"] if cost.wall_s > CAPTURES_LIMIT_S else []
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from itertools import cycle, islice
 from pathlib import Path
 
-from benchmarks.audit import INVENTORY, ansible_env, ansible_tool, measured
+from benchmarks.audit import INVENTORY, ansible_env, ansible_tool, measured, sandbox_env
 from laoka.sandbox import hosts
 from laoka.sandbox.lab import Lab, open_lab
 
@@ -54,7 +54,8 @@ def main() -> int:
     lab = open_lab("noopbn")
     hosts.down(lab)
     try:
-        env = {"LAOKA_SANDBOX_LAB": lab.name, "LAOKA_SANDBOX_DIR": str(lab.state), "PYINFRA_PROGRESS": "off", "LANG": "C.UTF-8"}
+        env = sandbox_env(lab)
+        os.environ.update(env)
         up = hosts.up(lab, count, lambda line: print(f"# {line}", file=sys.stderr))
         for host in up:
             hosts.execute(host, "true", check=True)
@@ -66,7 +67,8 @@ def main() -> int:
         if changed:
             raise RuntimeError(f"the second run changed something: {changed}")
         ours = measured([str(Path(sys.executable).with_name("pyinfra")), "-y", INVENTORY, *DEPLOYS], env)
-        tool, book, rival_env = ansible_tool(lab), playbook(lab, len(operations)), {**env, **ansible_env(lab, up)}
+        tool, book = ansible_tool(lab.cache), playbook(lab, len(operations))
+        rival_env = {**env, **ansible_env(lab.folder, INVENTORY)}
         measured([tool, str(book)], rival_env)  # it writes the file
         rival = measured([tool, str(book)], rival_env)
     finally:
