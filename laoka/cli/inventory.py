@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -24,12 +24,13 @@ def strict_entries(path: str) -> tuple[HostEntry, ...]:
     return entries
 
 
-def entries_of(path: str) -> tuple[HostEntry, ...]:
+def entries_of(path: str, load: Callable[[str], tuple[HostEntry, ...]] = load_inventory) -> tuple[HostEntry, ...]:
     """The hosts of an inventory, for a command that looks at them; an unknown key is a line on stderr.
 
+    Arguments: `load` reads the file; a command may have begun it.
     Errors: InventoryUnread, also for a value of a form that its key can't have: it would count as not said.
     """
-    entries = _well_formed(path)
+    entries = _well_formed(path, load)
     for line in unknown(path, entries):
         click.echo(line, err=True)
     return entries
@@ -40,8 +41,8 @@ def targets_of_inventory(path: str) -> tuple[InventoryTarget, ...]:
     return tuple(target_of(entry) for entry in entries_of(path))
 
 
-def _well_formed(path: str) -> tuple[HostEntry, ...]:
-    entries = load_inventory(path)
+def _well_formed(path: str, load: Callable[[str], tuple[HostEntry, ...]] = load_inventory) -> tuple[HostEntry, ...]:
+    entries = load(path)
     lines = form_lines(entries, inventory_files(path), spoken())
     if lines:
         raise InventoryUnread("\n".join(lines))

@@ -15,13 +15,13 @@ from laoka.checks.policy import Accepted, apply
 from laoka.checks.result import HostResult, finding_table
 from laoka.fleet.across import Seen, compare, seen_of
 from laoka.fleet.expected import Expected
+from laoka.fleet.inventory import HOSTS_AT_ONCE
 from laoka.fleet.judge import judge
 from laoka.host.collect import CouldNotCollect
 from laoka.host.deployed import DeployLine
 from laoka.host.report import HostReport
 from laoka.host.unread import Unread
 
-HOSTS_AT_ONCE = 32
 FORMAT = 1
 FLEET = "fleet"
 """The name under which a policy accepts what shows across hosts."""

@@ -19,6 +19,8 @@ from laoka.process import run
 
 DEADLINE_S = 60
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
+HOSTS_AT_ONCE = 32
+"""Hosts of a fleet that are read side by side."""
 
 
 class InventoryUnread(ValueError):
@@ -62,6 +64,9 @@ def load_inventory(path: str | Path) -> tuple[HostEntry, ...]:
 
 def answer(path: str) -> str:
     """In the child: the inventory in JSON. Errors: whatever the file raises."""
+    # paramiko asks for it where a `Match exec` of an ssh configuration runs, which nothing does here, and a fifth of all that is
+    # imported here is its doing.
+    sys.modules.setdefault("invoke", None)  # type: ignore[arg-type]
     from pyinfra.api.state import State
     from pyinfra.context import ctx_state
     from pyinfra_cli.inventory import make_inventory  # type: ignore[import-untyped]
